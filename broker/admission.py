@@ -23,7 +23,9 @@ from runtime.telemetry import Metric, Telemetry
 from storage.limits import KIB, MIB, REQUEST_SHARE_MAX
 
 ADMITTED_BYTES: Final = Metric(
-    "forebay_request_buffer_bytes", "Bytes of requests in memory, from their first byte until nothing refers to them (3 KiB each on top)"
+    "forebay_request_buffer_bytes",
+    "Bytes of requests in memory, from their first byte until nothing refers to them (3 KiB each on top)",
+    aggregation="sum",
 )
 PAUSES: Final = Metric(
     "forebay_backpressure_pauses_total", "Times that requests began to wait because the request budget was used up; small ones go on"

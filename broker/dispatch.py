@@ -31,7 +31,7 @@ from broker.responses import LARGE_REPLY_BYTES, HasReplies, Responses
 from broker.slow_requests import SLOW_S, Slow, SlowRequests
 from runtime.clock import Clock
 from runtime.deadlines import within
-from runtime.telemetry import Metric, Telemetry
+from runtime.telemetry import Children, Metric, Telemetry
 from runtime.turns import in_turns
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
@@ -150,10 +150,13 @@ class Dispatch:
         self._clock = clock
         requests, seconds = telemetry.counter(REQUESTS), telemetry.histogram(REQUEST_SECONDS)
         size = telemetry.counter(REQUEST_BYTES)
-        self._meters = {
-            api.key: ApiMeter(requests, seconds.labels(api.name), size.labels(api.name, "in"), size.labels(api.name, "out"), api.name, {})
-            for api in support.APIS
-        }
+        names = {api.key: api.name for api in support.APIS}
+
+        def meter_of(api_key: int) -> ApiMeter:
+            name = names[api_key]
+            return ApiMeter(requests, seconds.labels(name), size.labels(name, "in"), size.labels(name, "out"), name, {})
+
+        self._meters = Children(meter_of)
         self._room = BatchRoom(telemetry=telemetry)
         self.wide_produce = WideProduce(produce_handler, self._room)
         """For requests of any width, which take their batches' room of what all of them share."""

@@ -25,7 +25,9 @@ from runtime.telemetry import Metric, Telemetry
 from storage.limits import BATCH_BYTES_DEFAULT_MAX, KIB, MIB
 
 RESPONSE_BYTES: Final = Metric(
-    "forebay_response_bytes", "Bytes of replies that clients have not taken, of reads for them, and of frames they hold that no cache has"
+    "forebay_response_bytes",
+    "Bytes of replies that clients have not taken, of reads for them, and of frames they hold that no cache has",
+    aggregation="sum",
 )
 SHORTAGES: Final = Metric("forebay_response_waits_total", "Times a reply waited because the budget of replies was used up")
 

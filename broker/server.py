@@ -25,9 +25,11 @@ from runtime.telemetry import Metric, Telemetry
 from runtime.turns import Turns, in_turns
 from storage.limits import FRAME_BYTES_MAX
 
-CONNECTIONS: Final = Metric("forebay_connections", "Open client connections", ("listener",))
+CONNECTIONS: Final = Metric("forebay_connections", "Open client connections", ("listener",), aggregation="sum")
 CONNECTIONS_MAX: Final = Metric(
-    "forebay_connections_max", "Client connections there may be: kafka.max_connections, or fewer if the limit of open files is too low"
+    "forebay_connections_max",
+    "Client connections there may be: kafka.max_connections, or fewer if the limit of open files is too low",
+    aggregation="sum",
 )
 EVICTED: Final = Metric(
     "forebay_connections_evicted_total", "Connections closed because others waited for the memory, or the place, they held", ("reason",)

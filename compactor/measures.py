@@ -48,6 +48,7 @@ COLLECTED_BYTES: Final = Metric("forebay_gc_bytes_total", "Bytes of the objects 
 MISSING: Final = Metric(
     "forebay_gc_missing_objects",
     "Objects that live entries name and that are not in the object store: while there are any nothing is deleted",
+    aggregation="max",
 )
 UPLOADS: Final = Metric(
     "forebay_gc_uploads_total",
@@ -57,13 +58,19 @@ UPLOADS: Final = Metric(
 PURGED: Final = Metric(
     "forebay_purge_removed_total", "What deleted topics had left and was removed: keys, and objects of segments", ("what",)
 )
-PARTITIONS: Final = Metric("forebay_compactor_partitions", "Partitions that this compactor looks after")
-FAILED: Final = Metric("forebay_compactor_failed_partitions", "Partitions that could not be looked after in the last cycle")
-WAITING_BYTES: Final = Metric(
-    "forebay_compactor_waiting_bytes", "Record bytes that are in no segment yet, a segment's worth per partition at most"
+PARTITIONS: Final = Metric("forebay_compactor_partitions", "Partitions that this compactor looks after", aggregation="sum")
+FAILED: Final = Metric(
+    "forebay_compactor_failed_partitions", "Partitions that could not be looked after in the last cycle", aggregation="sum"
 )
-WAITING_SECONDS: Final = Metric("forebay_compactor_waiting_seconds", "Age of the oldest record that is in no segment yet")
-SUCCESS_AGE_SECONDS: Final = Metric("forebay_compactor_success_age_seconds", "Time since the last cycle in which the stores answered")
+WAITING_BYTES: Final = Metric(
+    "forebay_compactor_waiting_bytes", "Record bytes that are in no segment yet, a segment's worth per partition at most", aggregation="sum"
+)
+WAITING_SECONDS: Final = Metric(
+    "forebay_compactor_waiting_seconds", "Age of the oldest record that is in no segment yet", aggregation="max"
+)
+SUCCESS_AGE_SECONDS: Final = Metric(
+    "forebay_compactor_success_age_seconds", "Time since the last cycle in which the stores answered", aggregation="max"
+)
 
 SAID_AGAIN_S: Final = 600.0
 """A failure that goes on is said again after this long."""

@@ -129,6 +129,8 @@ class Upkeep:
         self._life: _Life | None = None
         self._started_at_ms = clock.now_ms()
         self.name = ids.next_ulid(above="")
+        self.cluster_id = ""
+        """The id of the cluster that the last cycle found; empty before the first."""
 
     async def cycle(self, *, only: Collection[str] | None = None, number: int | None = None, is_share: bool = True) -> CycleReport:
         """Do what is due for the partitions that are this compactor's share. Unless `is_share`: for all, or for those of the topics `only`,
@@ -163,6 +165,7 @@ class Upkeep:
         collects = is_share and compactor_of(COLLECTING, names) == self.name
         report.partitions = len(partitions)
         cluster = await read_cluster(self._metadata)
+        self.cluster_id = "" if cluster is None else cluster.cluster_id
         report.blocked = await self._why_nothing(cluster)
         if cluster is not None and not report.blocked:
             report.blocked = _why_not_compacted(cluster)

@@ -30,8 +30,10 @@ def settings_table() -> str:
 
 
 def metrics_table() -> str:
-    rows = [(f"`{one.name}`", ", ".join(f"`{label}`" for label in one.labels), one.documentation) for one in metrics()]
-    return _table(("Metric", "Labels", "What it says"), rows)
+    rows = [
+        (f"`{one.name}`", ", ".join(f"`{label}`" for label in one.labels), one.aggregation or "sum", one.documentation) for one in metrics()
+    ]
+    return _table(("Metric", "Labels", "Of several processes", "What it says"), rows)
 
 
 def topic_configs_table(effect: ConfigEffect) -> str:

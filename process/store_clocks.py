@@ -32,6 +32,7 @@ DIFFERENCE: Final = Metric(
     "forebay_clock_difference_seconds",
     "How far this machine's clock is ahead of that of the store (object_store, metadata); negative: behind. 0 below what can be measured.",
     ("store",),
+    aggregation="max",
 )
 
 _log = structlog.get_logger("stores")

@@ -26,6 +26,7 @@ FAILING: Final = Metric(
     "forebay_store_failing",
     "1 while no request of this kind has succeeded since one failed: put and get of the object_store, write of the metadata store.",
     ("store", "op"),
+    aggregation="max",
 )
 
 _log = structlog.get_logger("stores")

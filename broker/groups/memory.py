@@ -17,7 +17,9 @@ from storage.limits import KIB
 from storage.metadata.port import Record
 
 HELD: Final = Metric(
-    "forebay_group_memory_bytes", "Bytes that groups hold: members, assignments, committed offsets, loads under way, and requests that wait"
+    "forebay_group_memory_bytes",
+    "Bytes that groups hold: members, assignments, committed offsets, loads under way, and requests that wait",
+    aggregation="sum",
 )
 REFUSED: Final = Metric(
     "forebay_group_refusals_total",

@@ -7,11 +7,11 @@ from typing import Final
 from broker.groups.errors import GroupError
 from broker.groups.events import Event, Join, Leave
 from broker.groups.members import Group, GroupState
-from runtime.telemetry import Metric, Telemetry
+from runtime.telemetry import FEW_SECONDS_BUCKETS, Metric, Telemetry
 
-GROUPS: Final = Metric("forebay_groups", "Groups that this broker has loaded, by state", ("state",))
-MEMBERS: Final = Metric("forebay_group_members", "Members of the groups that this broker has loaded")
-SLOTS: Final = Metric("forebay_coordinator_slots", "Coordinator slots that this broker holds, of 64")
+GROUPS: Final = Metric("forebay_groups", "Groups that this broker has loaded, by state", ("state",), aggregation="sum")
+MEMBERS: Final = Metric("forebay_group_members", "Members of the groups that this broker has loaded", aggregation="sum")
+SLOTS: Final = Metric("forebay_coordinator_slots", "Coordinator slots that this broker holds, of 64", aggregation="sum")
 REBALANCES: Final = Metric(
     "forebay_group_rebalances_total",
     "Rebalances that began, by cause: a member joined (or joined again with other wishes), left, or timed out",
@@ -30,7 +30,9 @@ EXPIRED: Final = Metric(
 )
 REMOVED: Final = Metric("forebay_groups_expired_total", "Groups that were removed because they had neither members nor offsets left")
 TAKEOVER_SECONDS: Final = Metric(
-    "forebay_group_takeover_duration_seconds", "Time that loading a group took, every one of its offsets written anew"
+    "forebay_group_takeover_duration_seconds",
+    "Time that loading a group took, every one of its offsets written anew",
+    buckets=FEW_SECONDS_BUCKETS,
 )
 
 JOINED: Final = "join"

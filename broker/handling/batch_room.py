@@ -9,7 +9,9 @@ from runtime.telemetry import Metric, Telemetry
 BATCHES_MAX: Final = 40_000
 """What takes two seconds to begin and 40 MiB to hold."""
 UNDER_WAY: Final = Metric(
-    "forebay_produce_batches", "Batches of Produce requests that were begun and are not answered; above 40,000 others wait"
+    "forebay_produce_batches",
+    "Batches of Produce requests that were begun and are not answered; above 40,000 others wait",
+    aggregation="sum",
 )
 
 

@@ -35,7 +35,9 @@ RECOMPRESSED: Final = Metric(
     "forebay_recompressed_batches_total", "Batches compressed anew for topics with a compression.type of their own, by codec", ("codec",)
 )
 RECOMPRESSED_BYTES: Final = Metric("forebay_recompressed_bytes_total", "Bytes of such batches, as they came and as they left", ("side",))
-WAITING: Final = Metric("forebay_recompression_waiting_bytes", "Bytes of batches that wait to be read or compressed anew")
+WAITING: Final = Metric(
+    "forebay_recompression_waiting_bytes", "Bytes of batches that wait to be read or compressed anew", aggregation="sum"
+)
 READ: Final = Metric(
     "forebay_batches_read_total", "Batches whose records were read one by one before they were taken, by what came of it", ("verdict",)
 )

@@ -99,7 +99,7 @@ async def _http(settings: Settings, compactor: Compactor, stages: Stages) -> Asy
         blocking = ThreadBlocking(threads=1, name="metrics")
         closing.callback(blocking.close)
         wanted = settings.compactor.listen
-        server = _server(compactor, blocking)
+        server = _server(settings, compactor, blocking)
         closing.push_async_callback(server.stop)
         try:
             address = await server.start(wanted or beside(settings.http.listen))
@@ -108,8 +108,6 @@ async def _http(settings: Settings, compactor: Compactor, stages: Stages) -> Asy
                 raise
             # Somebody else's compactor, most likely: upkeep is worth more than a port that nobody chose.
             _log.warning("compactor_port_taken", cause=str(error), fix="--set compactor.listen=HOST:PORT")
-            server = _server(compactor, blocking)
-            closing.push_async_callback(server.stop)
             address = await server.start(settings.http.listen._replace(port=0))
         compactor.address = str(address)
         stages.announce("http listening", {"address": compactor.address})
@@ -121,12 +119,19 @@ def beside(http: HttpAddress) -> HttpAddress:
     return http._replace(port=http.port + PORTS_ABOVE_HTTP if http.port else 0)
 
 
-def _server(compactor: Compactor, blocking: ThreadBlocking) -> HttpServer:
+def _server(settings: Settings, compactor: Compactor, blocking: ThreadBlocking) -> HttpServer:
     def facts() -> dict[str, Any]:
-        return {"compactor": compactor.upkeep.name, "pid": os.getpid()}
+        return {"compactor": compactor.upkeep.name, "cluster_id": compactor.upkeep.cluster_id, "pid": os.getpid()}
 
     return HttpServer(
-        ProcessFacts("/api/v1/compactor", forebay_version(), facts, setting="compactor.listen"),
+        ProcessFacts(
+            "/api/v1/compactor",
+            forebay_version(),
+            facts,
+            setting="compactor.listen",
+            kind="compactor",
+            labels=settings.metrics.labels,
+        ),
         readiness=compactor.health,
         telemetry=compactor.telemetry,
         blocking=blocking,

@@ -193,7 +193,7 @@ async def _http(settings: Settings, broker: ServedBroker, stages: Stages) -> Asy
         packing = ThreadBlocking(threads=1, name="http")
         closing.callback(packing.close)
         server = http.HttpServer(
-            http.ProcessFacts("/api/v1/broker", forebay_version(), partial(facts_of, broker)),
+            http.ProcessFacts("/api/v1/broker", forebay_version(), partial(facts_of, broker), labels=settings.metrics.labels),
             readiness=broker.readiness,
             telemetry=broker.telemetry,
             blocking=blocking,

@@ -14,7 +14,7 @@ import platform
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 from aiohttp import web
@@ -30,10 +30,16 @@ from process.settings.ports import cannot_listen
 from runtime.blocking import Blocking
 from runtime.clock import Clock
 from runtime.supervision import Nursery
-from runtime.telemetry import Metric, Telemetry
+from runtime.telemetry import Metric, Telemetry, run_token
 
-BUILD_INFO: Final = Metric("forebay_build_info", "Always 1; the labels say what runs", ("version", "python"))
-READY: Final = Metric("forebay_ready", "1 while /readyz answers 200")
+BUILD_INFO: Final = Metric(
+    "forebay_build_info",
+    "Always 1; the labels say what runs: kind is broker or compactor, run a random token of the process",
+    ("version", "python", "kind", "broker_id", "cluster_id", "run"),
+    aggregation="max",
+)
+LABELS_INFO: Final = Metric("forebay_labels_info", "Always 1; with the labels of metrics.labels, if there are any", aggregation="max")
+READY: Final = Metric("forebay_ready", "1 while /readyz answers 200", aggregation="sum")
 
 BEAT_AGE_MAX_S: Final = 5.0
 FIRST_REQUEST_WITHIN_S: Final = 10.0
@@ -50,12 +56,20 @@ class HasHealth(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """What `GET path` tells. `setting` is the one that names the address."""
+    """What `GET path` tells, and `forebay_build_info` of it. `setting` is the one that names the address; `labels` are the operator's."""
 
     path: str
     version: str
     facts: Callable[[], Mapping[str, object]]
     setting: str = "http.listen"
+    kind: Literal["broker", "compactor"] = "broker"
+    labels: Sequence[tuple[str, str]] = ()
+
+    def build_info(self) -> tuple[str, ...]:
+        """The labels of `BUILD_INFO`, as things are now: a broker that is registered again may have another id."""
+        facts = self.facts()
+        known = [str(facts.get(name, "")) for name in ("broker_id", "cluster_id")]
+        return (self.version, platform.python_version(), self.kind, *known, run_token())
 
 
 class HttpServer:
@@ -96,7 +110,10 @@ class HttpServer:
             shutdown_timeout=_STOP_WITHIN_S,
             keepalive_timeout=KEPT_ALIVE_S,
         )
-        telemetry.gauge(BUILD_INFO).labels(about.version, platform.python_version()).set(1)
+        telemetry.table(BUILD_INFO, lambda: [(about.build_info(), 1.0)])
+        if about.labels:
+            names, values = zip(*about.labels, strict=True)
+            telemetry.table(LABELS_INFO, lambda: [(values, 1.0)], labels=names)
         telemetry.gauge(READY).set_function(lambda: float(readiness.sum_up().is_ready))
         ProcessCollector(registry=telemetry.registry)
         PlatformCollector(registry=telemetry.registry)

@@ -18,6 +18,7 @@ from process.settings.sections import (
     KafkaSettings,
     LogSettings,
     MetadataSettings,
+    MetricsSettings,
     ShutdownSettings,
     StorageSettings,
 )
@@ -69,6 +70,7 @@ class Settings:
     metadata: MetadataSettings
     groups: GroupsSettings
     http: HttpSettings
+    metrics: MetricsSettings
     compactor: CompactorSettings
     shutdown: ShutdownSettings
     log: LogSettings

@@ -17,6 +17,10 @@ _BYTES: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "M
 _NUMBER_AND_UNIT: Final = re.compile(r"([+-]?\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)")
 _HOST_NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?")
 _TRUE: Final = frozenset({"true", "yes", "on", "1"})
+LABELS_MAX: Final = 16
+LABEL_CHARS_MAX: Final = 128
+_LABEL_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_LABELS_COMPLAINT: Final = "must be name=value pairs, separated by commas: team=payments,scenario=nightly"
 _FALSE: Final = frozenset({"false", "no", "off", "0"})
 
 
@@ -120,9 +124,36 @@ def one_of(*words: str) -> Notation:
     return Notation(" | ".join(words), parse)
 
 
+def _labels(value: object) -> tuple[tuple[str, str], ...]:
+    """`name=value` pairs, separated by commas; or a list of them."""
+    if value is None or isinstance(value, str):
+        pairs: list[object] = list((value or "").split(","))
+    elif isinstance(value, list | tuple):
+        pairs = list(value)
+    else:
+        raise ValueError(_LABELS_COMPLAINT)
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, separator, text = ("=".join(pair) if isinstance(pair, tuple) else str(pair)).partition("=")
+        name, text = name.strip(), text.strip()
+        if not (separator or name):
+            continue
+        if not separator or not _LABEL_NAME.fullmatch(name) or name.startswith("__"):
+            raise ValueError(_LABELS_COMPLAINT)
+        if name in found:
+            raise ValueError(f"names the label {name} twice")
+        if len(text) > LABEL_CHARS_MAX or not text.isprintable():
+            raise ValueError(f"must give {name} at most {LABEL_CHARS_MAX} printable characters")
+        found[name] = text
+    if len(found) > LABELS_MAX:
+        raise ValueError(f"must name at most {LABELS_MAX} labels")
+    return tuple(found.items())
+
+
 ASSIGNED_OR_COUNT: Final = Notation("number", _assigned_or_count, lambda value: "" if value is None else str(value))
 TEXT_OR_NONE: Final = Notation("text", _text_or_none, lambda value: value or "")
 NAMES: Final = Notation("names", _names, ",".join)
+LABELS: Final = Notation("name=value,...", _labels, lambda value: ",".join(f"{name}={text}" for name, text in value))
 FLAG: Final = Notation("true | false", _flag, lambda value: "true" if value else "false")
 
 

@@ -12,6 +12,7 @@ from process.settings.notation import (
     ASSIGNED_OR_COUNT,
     FLAG,
     NAMES,
+    LABELS,
     TEXT_OR_NONE,
     count,
     duration,
@@ -192,6 +193,13 @@ class HttpSettings:
     max_connections: Annotated[
         int, count(minimum=33, maximum=100_000), "open connections of HTTP; above it the oldest idle one gives its place to the next"
     ] = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsSettings:
+    labels: Annotated[
+        tuple[tuple[str, str], ...], LABELS, "labels of your own, which forebay_labels_info carries: to tell scenarios or teams apart"
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

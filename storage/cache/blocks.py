@@ -46,8 +46,10 @@ REQUESTS: Final = Metric(
     "Pieces asked of the block cache: hit (a part of at most a MiB that was there), miss (a GET), coalesced (waited for another's GET).",
     ("outcome",),
 )
-BYTES: Final = Metric("forebay_cache_bytes", "Bytes that the block cache holds.")
-FETCHING_BYTES: Final = Metric("forebay_cache_fetching_bytes", "Bytes that reads under way through the block cache fetch, or wait for.")
+BYTES: Final = Metric("forebay_cache_bytes", "Bytes that the block cache holds.", aggregation="sum")
+FETCHING_BYTES: Final = Metric(
+    "forebay_cache_fetching_bytes", "Bytes that reads under way through the block cache fetch, or wait for.", aggregation="sum"
+)
 
 
 class RangeSource(Protocol):

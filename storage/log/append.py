@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from prometheus_client import Counter, Histogram
+
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
-from runtime.telemetry import Metric, Telemetry
+from runtime.telemetry import Children, Metric, Telemetry
 from storage.errors import StorageError, Unavailable
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.log.batch import Batch
@@ -45,6 +47,13 @@ from storage.log.upload_places import UploadPlace, UploadPlaces
 from storage.log.writers import BrokerEpoch
 from storage.vocabulary import Buffer, ObjectId
 
+FLUSH_INTERVAL: Final = Metric(
+    "forebay_flush_interval_seconds", "Shortest time between the starts of two flushes: storage.flush_interval", aggregation="max"
+)
+FLUSH_LIMIT: Final = Metric("forebay_flush_limit_bytes", "Bytes that make a flush due at once: storage.flush_bytes", aggregation="max")
+INLINE_LIMIT: Final = Metric(
+    "forebay_inline_limit_bytes", "Bytes of a partition up to which no object is stored for them: storage.inline_bytes", aggregation="max"
+)
 FLUSHES: Final = Metric("forebay_flush_objects_total", "WAL objects sealed, by what made them due", ("trigger",))
 INLINE_COMMITS: Final = Metric("forebay_inline_commits_total", "Commits that carry their batches: no object was stored for them")
 INLINE_BYTES: Final = Metric("forebay_inline_bytes_total", "Bytes of batches that their commits carry")
@@ -56,6 +65,7 @@ FLUSH_SECONDS: Final = Metric("forebay_flush_duration_seconds", "Stages of a flu
 BUFFERED_BYTES: Final = Metric(
     "forebay_produce_buffer_bytes",
     "Bytes of batches that are gathered or whose commit has no outcome yet, those that were answered meanwhile included",
+    aggregation="sum",
 )
 
 TURNS_MAX: Final = 3
@@ -125,13 +135,16 @@ class Appender:
         self._waiting: dict[Flush, None] = {}
         self._places = UploadPlaces(on_free=self._on_free_place)
         flushes = telemetry.counter(FLUSHES)
-        self._flushes = {trigger: flushes.labels(trigger.value) for trigger in Trigger}
+        self._flushes = Children[Trigger, Counter](lambda trigger: flushes.labels(trigger.value))
         self._flush_bytes = telemetry.counter(FLUSH_BYTES)
         seconds = telemetry.histogram(FLUSH_SECONDS)
-        self._wait_s, self._put_s, self._commit_s = (seconds.labels(stage) for stage in ("wait", "put", "commit"))
+        self._stage_s = Children[str, Histogram](seconds.labels)
         self._inline_commits, self._inline_bytes = telemetry.counter(INLINE_COMMITS), telemetry.counter(INLINE_BYTES)
         gathered = telemetry.counter(GATHERED)
-        self._gathered = {reason: gathered.labels(reason.value) for reason in Gathers}
+        self._gathered = Children[Gathers, Counter](lambda reason: gathered.labels(reason.value))
+        telemetry.gauge(FLUSH_INTERVAL).set(settings.interval_s)
+        telemetry.gauge(FLUSH_LIMIT).set(settings.bytes_max)
+        telemetry.gauge(INLINE_LIMIT).set(inline.bytes_max)
         telemetry.gauge(BUFFERED_BYTES).set_function(lambda: self.buffered_bytes)
 
     def submit(self, log: PartitionLog, batch: Batch, *, together: int = 1) -> None:
@@ -209,7 +222,7 @@ class Appender:
     async def _commit(self, commits: list[Commit]) -> None:
         began_s = self._clock.monotonic_s()
         await self._committer.run(commits)
-        self._commit_s.observe(self._clock.monotonic_s() - began_s)
+        self._stage_s["commit"].observe(self._clock.monotonic_s() - began_s)
 
     def refuse(self, cause: str) -> None:
         """Nothing will ever be committed any more: answer all that waits, each as what is known of it says, and refuse what comes."""
@@ -304,7 +317,7 @@ class Appender:
             return  # all of it was refused meanwhile
         self._flushes[trigger].inc()
         self._flush_bytes.inc(flush.size_bytes)
-        self._wait_s.observe(now_s - gathered.opened_s)
+        self._stage_s["wait"].observe(now_s - gathered.opened_s)
         if not self._nursery.is_left:
             self._watch_overdue()
             self._last.begin(gathered)
@@ -354,9 +367,9 @@ class Appender:
                 self._waiting.pop(flush, None)
                 flush.parts.clear()
             uploaded_s = self._clock.monotonic_s()
-            self._put_s.observe(uploaded_s - began_s)
+            self._stage_s["put"].observe(uploaded_s - began_s)
             await self._committer.run(flush.commits)
-            self._commit_s.observe(self._clock.monotonic_s() - uploaded_s)
+            self._stage_s["commit"].observe(self._clock.monotonic_s() - uploaded_s)
         except StorageError as error:
             self._committer.fail(flush.commits, error)
         finally:

@@ -23,7 +23,7 @@ from storage.log.partition import PartitionLog, Partitions
 from storage.vocabulary import PartitionId
 
 CARRIED_BYTES: Final = Metric(
-    "forebay_inline_uncompacted_bytes", "Bytes that commits of this broker carried and nothing has compacted, about"
+    "forebay_inline_uncompacted_bytes", "Bytes that commits of this broker carried and nothing has compacted, about", aggregation="sum"
 )
 AGAIN_SHARE: Final = 3 / 4
 """The part of the bound from which on it is looked for what was compacted, and below which commits carry batches again."""

@@ -32,14 +32,17 @@ LOOKED_AT_MAX: Final = 8
 GONE_LOOKED_FOR_EVERY: Final = 1_000
 """Partitions created between two searches for deleted ones."""
 
-REMEMBERED: Final = Metric("forebay_partitions_remembered", "Partitions that this broker remembers")
+REMEMBERED: Final = Metric("forebay_partitions_remembered", "Partitions that this broker remembers", aggregation="sum")
 REMEMBERED_BYTES: Final = Metric(
     "forebay_partitions_remembered_bytes",
     "Estimated memory of what is remembered of partitions; above 256 MiB those not in use are forgotten",
+    aggregation="sum",
 )
 FORGOTTEN: Final = Metric("forebay_partitions_forgotten_total", "Partitions that were forgotten to make room, to be read again")
 WAITING: Final = Metric(
-    "forebay_producers_waiting", "Producers that a partition does not know and that wait for what comes before their batches"
+    "forebay_producers_waiting",
+    "Producers that a partition does not know and that wait for what comes before their batches",
+    aggregation="sum",
 )
 
 

@@ -77,7 +77,9 @@ class BatchRun(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 TAIL_BYTES: Final = Metric(
-    "forebay_tail_cache_bytes", "Bytes of this broker's own last commits, with the whole of the requests that they came in"
+    "forebay_tail_cache_bytes",
+    "Bytes of this broker's own last commits, with the whole of the requests that they came in",
+    aggregation="sum",
 )
 
 JOIN_BELOW_BYTES: Final = 16 * 1024

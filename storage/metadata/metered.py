@@ -1,12 +1,12 @@
 """Counts and times the requests to any metadata store."""
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from prometheus_client import Counter, Histogram
 
 from runtime.clock import Clock
-from runtime.telemetry import Metric, Telemetry
+from runtime.telemetry import Children, Metric, Telemetry
 from storage.errors import StorageError
 from storage.metadata.keys import PROBES_PREFIX
 from storage.metadata.port import (
@@ -35,23 +35,24 @@ REQUEST_DURATION: Final = Metric(
     "Time that requests to the metadata store took, whatever came of them; of a scan, without the time its reader took.",
     ("op",),
 )
-_OUTCOMES: Final = ("ok", "not_applied", "unknown", "error")
+CallOutcome = Literal["ok", "not_applied", "unknown", "error"]
+_OUTCOMES: Final[tuple[CallOutcome, ...]] = ("ok", "not_applied", "unknown", "error")
 
 T = TypeVar("T")
 
 
 class _Op:
-    """The children of one op, bound once."""
+    """The children of one op, bound when it is used first: all its outcomes, so that the first error is an increase."""
 
-    __slots__ = ("duration", "error", "not_applied", "ok", "unknown")
+    __slots__ = ("_duration", "_outcomes")
 
     def __init__(self, requests: Counter, duration: Histogram, op: str) -> None:
-        self.ok, self.not_applied, self.unknown, self.error = (requests.labels(op, outcome) for outcome in _OUTCOMES)
-        self.duration = duration.labels(op)
+        self._outcomes = {outcome: requests.labels(op, outcome) for outcome in _OUTCOMES}
+        self._duration = duration.labels(op)
 
-    def count(self, outcome: Counter, seconds: float) -> None:
-        outcome.inc()
-        self.duration.observe(seconds)
+    def count(self, outcome: CallOutcome, seconds: float) -> None:
+        self._outcomes[outcome].inc()
+        self._duration.observe(seconds)
 
 
 class MeteredMetadataStore:
@@ -63,13 +64,7 @@ class MeteredMetadataStore:
         self._writes = None if outcomes is None else outcomes.writes
         self._clock = clock
         requests, duration = telemetry.counter(REQUESTS), telemetry.histogram(REQUEST_DURATION)
-        self._write = _Op(requests, duration, "write")
-        self._get_many = _Op(requests, duration, "get_many")
-        self._get_ceiling = _Op(requests, duration, "get_ceiling")
-        self._range_scan = _Op(requests, duration, "range_scan")
-        self._list = _Op(requests, duration, "list")
-        self._open_session = _Op(requests, duration, "open_session")
-        self._probe = _Op(requests, duration, "probe")
+        self._ops = Children[str, _Op](lambda op: _Op(requests, duration, op))
 
     def shard_of(self, partition_key: str) -> int:
         return self._inner.shard_of(partition_key)
@@ -81,31 +76,31 @@ class MeteredMetadataStore:
             outcome = await self._inner.write(ops)
         except BaseException as error:
             now_s = self._clock.monotonic_s()
-            self._write.count(self._write.unknown, now_s - began_s)
+            self._ops["write"].count("unknown", now_s - began_s)
             if self._writes is not None:
                 self._writes.raised(error, began_s=began_s, now_s=now_s, is_probe=is_probe)
             raise
         now_s = self._clock.monotonic_s()
         match outcome:
             case Applied():
-                self._write.count(self._write.ok, now_s - began_s)
+                self._ops["write"].count("ok", now_s - began_s)
                 if self._writes is not None:
                     (self._writes.probed if is_probe else self._writes.ok)(now_s)
             case NotApplied(reason):
-                self._write.count(self._write.not_applied, now_s - began_s)
+                self._ops["write"].count("not_applied", now_s - began_s)
                 if self._writes is not None:
                     self._writes.failed(reason, began_s=began_s, now_s=now_s, is_probe=is_probe)
             case Unknown(reason):
-                self._write.count(self._write.unknown, now_s - began_s)
+                self._ops["write"].count("unknown", now_s - began_s)
                 if self._writes is not None:
                     self._writes.failed(reason, began_s=began_s, now_s=now_s, is_probe=is_probe)
         return outcome
 
     async def get_many(self, keys: Sequence[Key]) -> list[Record | None]:
-        return await self._count(self._get_many, self._inner.get_many(keys))
+        return await self._count("get_many", self._inner.get_many(keys))
 
     async def get_ceiling(self, key: Key, *, within: str) -> Record | None:
-        return await self._count(self._get_ceiling, self._inner.get_ceiling(key, within=within))
+        return await self._count("get_ceiling", self._inner.get_ceiling(key, within=within))
 
     async def range_scan(self, start: Key, end: str) -> AsyncIterator[Record]:
         scan = self._inner.range_scan(start, end)
@@ -119,35 +114,35 @@ class MeteredMetadataStore:
                     break
                 yield record
         except StorageError:
-            self._range_scan.count(self._range_scan.error, spent_s)
+            self._ops["range_scan"].count("error", spent_s)
             raise
         except GeneratorExit:
             # Left early: all that was asked for was answered.
-            self._range_scan.count(self._range_scan.ok, spent_s)
+            self._ops["range_scan"].count("ok", spent_s)
             raise
-        self._range_scan.count(self._range_scan.ok, spent_s)
+        self._ops["range_scan"].count("ok", spent_s)
 
     async def list(self, start: Key, end: str) -> list[str]:
-        return await self._count(self._list, self._inner.list(start, end))
+        return await self._count("list", self._inner.list(start, end))
 
     async def open_session(self, *, timeout_ms: int) -> Session:
-        return await self._count(self._open_session, self._inner.open_session(timeout_ms=timeout_ms))
+        return await self._count("open_session", self._inner.open_session(timeout_ms=timeout_ms))
 
     def subscribe(self, callback: OnChange, *, prefix: str = "") -> Subscription:
         return self._inner.subscribe(callback, prefix=prefix)
 
     async def probe(self) -> None:
-        await self._count(self._probe, self._inner.probe())
+        await self._count("probe", self._inner.probe())
 
     async def close(self) -> None:
         await self._inner.close()
 
-    async def _count(self, op: _Op, request: Awaitable[T]) -> T:
+    async def _count(self, op: str, request: Awaitable[T]) -> T:
         started_s = self._clock.monotonic_s()
         try:
             answer = await request
         except StorageError:
-            op.count(op.error, self._clock.monotonic_s() - started_s)
+            self._ops[op].count("error", self._clock.monotonic_s() - started_s)
             raise
-        op.count(op.ok, self._clock.monotonic_s() - started_s)
+        self._ops[op].count("ok", self._clock.monotonic_s() - started_s)
         return answer

@@ -13,7 +13,9 @@ from runtime.telemetry import Metric
 from storage.metadata.sqlite_schema import reason_of
 
 FILE_LOST: Final = Metric(
-    "forebay_metadata_file_lost", "1 from when the SQLite file was removed or replaced under the broker: it commits nothing any more"
+    "forebay_metadata_file_lost",
+    "1 from when the SQLite file was removed or replaced under the broker: it commits nothing any more",
+    aggregation="max",
 )
 
 _BESIDE: Final = ("-wal", "-shm")

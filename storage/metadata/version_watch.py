@@ -37,6 +37,7 @@ from storage.metadata.port import (
 WENT_BACK: Final = Metric(
     "forebay_metadata_went_back",
     "1 from when the metadata were seen to be older than they were before: this process answers nothing from them any more",
+    aggregation="max",
 )
 EFFECT: Final = "nothing is taken, acknowledged or answered from metadata any more"
 FIX: Final = (

@@ -4,8 +4,10 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal, TypeVar
 
+from prometheus_client import Counter, Histogram
+
 from runtime.clock import Clock
-from runtime.telemetry import Metric, Telemetry
+from runtime.telemetry import Children, Metric, Telemetry
 from storage.errors import AlreadyExists, EndsEarly, NotFound, Unavailable
 from storage.objects.naming import MARKER, PROBES
 from storage.objects.port import ObjectStat, ObjectStore, UnfinishedUpload
@@ -28,7 +30,6 @@ T = TypeVar("T")
 Op = Literal["put", "get", "stat", "list", "delete"]
 RequestOutcome = Literal["ok", "not_found", "exists", "unavailable", "unknown"]
 
-OPS: Final[tuple[Op, ...]] = ("put", "get", "stat", "list", "delete")
 OUTCOMES: Final[tuple[RequestOutcome, ...]] = ("ok", "not_found", "exists", "unavailable", "unknown")
 
 _ANSWERS: Final = (NotFound, AlreadyExists, EndsEarly)
@@ -45,8 +46,11 @@ class MeteredObjectStore:
         self._gets = None if outcomes is None else outcomes.gets
         self._clock = clock
         requests, durations = telemetry.counter(REQUESTS), telemetry.histogram(DURATION)
-        self._requests = {(op, outcome): requests.labels(op, outcome) for op in OPS for outcome in OUTCOMES}
-        self._durations = {op: durations.labels(op) for op in OPS}
+        # All outcomes of an op exist from its first use on, so that the first error is an increase.
+        self._requests = Children[Op, dict[RequestOutcome, Counter]](
+            lambda op: {outcome: requests.labels(op, outcome) for outcome in OUTCOMES}
+        )
+        self._durations = Children[Op, Histogram](durations.labels)
         self._bytes_put = telemetry.counter(BYTES).labels("put")
         self._bytes_got = telemetry.counter(BYTES).labels("get")
 
@@ -113,7 +117,7 @@ class MeteredObjectStore:
             outcome = "unavailable"
             raise
         finally:
-            self._requests["list", outcome].inc()
+            self._requests["list"][outcome].inc()
             self._durations["list"].observe(spent_s)
 
     @contextmanager
@@ -138,7 +142,7 @@ class MeteredObjectStore:
             (outcomes.probed if is_probe else outcomes.ok)(now_s)
 
     def _count(self, op: Op, outcome: RequestOutcome, seconds: float) -> None:
-        self._requests[op, outcome].inc()
+        self._requests[op][outcome].inc()
         self._durations[op].observe(seconds)
 
 

@@ -24,6 +24,7 @@ COUNTS_OF_THINGS = {
     "forebay_compactor_failed_partitions",
     "forebay_compactor_partitions",
     "forebay_groups",
+    "forebay_metrics_series",
     "forebay_metadata_file_lost",
     "forebay_partitions_remembered",
     "forebay_producers_waiting",

@@ -40,6 +40,8 @@ ELSEWHERE: Final = {
     "storage/records.py ZSTD_LEVEL_MAX": "a level that a topic's config may name",
     "storage/limits.py SEQUENCE_MAX": "where sequences wrap",
     "broker/http/records.py TIMESTAMP_MAX": "the largest number that a batch has room for",
+    "process/settings/notation.py LABELS_MAX": "a setting of the operator's, refused when it is loaded",
+    "process/settings/notation.py LABEL_CHARS_MAX": "a setting of the operator's, refused when it is loaded",
     "storage/log/append.py TURNS_MAX": "how long commits wait for each other; what they are is bounded by CARRIED_AT_ONCE_MAX",
     "storage/formats/levels.py LEVEL_MAX": "the newest format",
     "storage/limits.py SEGMENT_BYTES_MAX": "an object that only this program makes",

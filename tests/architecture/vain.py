@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from tests.architecture.dead_code import Source
 from tests.architecture.trees import nodes_of
 
-_BINDING = ("counter", "gauge", "histogram")
+_BINDING = ("counter", "gauge", "histogram", "table")
 
 
 def unread(keys: Collection[str], using: Iterable[Source]) -> set[str]:
@@ -73,3 +73,5 @@ def _bound_by(node: ast.AST) -> Iterator[str]:
             name = _keeper(first)
             if name is not None:
                 yield name
+        elif isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "family":
+            yield from filter(None, [_keeper(call.func.value)])

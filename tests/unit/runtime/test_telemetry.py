@@ -1,21 +1,72 @@
-import pytest
+import os
 
-from runtime.telemetry import Metric, Telemetry
+import pytest
+from prometheus_client import generate_latest
+
+from runtime.telemetry import Children, Metric, Telemetry, run_token
 
 
 def test_counters_and_histograms_say_nothing_of_when_they_were_made() -> None:
     telemetry = Telemetry()
     telemetry.counter(Metric("things_total", "Things", ("kind",))).labels("a").inc()
     telemetry.histogram(Metric("seconds", "Seconds")).observe(1)
-    names = {sample.name for family in telemetry.registry.collect() for sample in family.samples}
+    names = {sample.name for family in telemetry.registry.collect() for sample in family.samples} - {"forebay_metrics_series"}
 
     assert names == {"things_total", "seconds_bucket", "seconds_count", "seconds_sum"}
 
 
 def test_a_metric_that_is_declared_twice_is_one_and_of_one_kind() -> None:
     telemetry = Telemetry()
-    metric = Metric("things_total", "Things")
+    metric = Metric("things_total", "Things", aggregation="sum")
 
     assert telemetry.counter(metric) is telemetry.counter(metric)
     with pytest.raises(AssertionError, match="things_total"):
         telemetry.gauge(metric)
+
+
+def test_a_gauge_says_whether_processes_are_summed_or_the_greatest_counts() -> None:
+    with pytest.raises(AssertionError, match="things"):
+        Telemetry().gauge(Metric("things", "Things"))
+
+
+def test_a_child_that_is_made_at_its_first_use_is_a_series_from_then_on() -> None:
+    telemetry = Telemetry()
+    counter = telemetry.counter(Metric("things_total", "Things", ("kind",)))
+    children = Children(counter.labels)
+    before = telemetry.registry.get_sample_value("forebay_metrics_series")
+
+    children["a"].inc()
+    children["a"].inc()
+
+    assert telemetry.registry.get_sample_value("things_total", {"kind": "a"}) == 2
+    assert (before, telemetry.registry.get_sample_value("forebay_metrics_series")) == (1, 2)
+
+
+def test_a_table_is_asked_for_its_rows_when_the_page_is_made_and_has_no_family_without_any() -> None:
+    telemetry = Telemetry()
+    rows: list[tuple[tuple[str, ...], float]] = []
+    telemetry.table(Metric("held", "Held", ("kind",), aggregation="sum"), lambda: rows)
+    telemetry.table(Metric("things_total", "Things", ("kind",)), lambda: rows)
+    assert b"held" not in generate_latest(telemetry.registry)
+
+    rows.append((("a",), 3.0))
+    page = generate_latest(telemetry.registry)
+
+    assert b'# TYPE held gauge\nheld{kind="a"} 3.0\n' in page
+    assert b'# TYPE things_total counter\nthings_total{kind="a"} 3.0\n' in page
+
+
+def test_a_process_has_one_random_token_and_a_fork_has_another() -> None:
+    ours = run_token()
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        os.write(writing, run_token().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+
+    assert run_token() == ours
+    theirs = os.read(reading, 100).decode()
+    os.close(reading)
+    os.close(writing)
+    assert len(theirs) == len(ours) == 12
+    assert theirs != ours

@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import logging
+import platform
 import socket
 from collections.abc import AsyncIterator
 
@@ -16,12 +17,13 @@ from process.http.unreadable import UNREADABLE
 from process.settings.errors import StartError
 from process.settings.listeners import HttpAddress
 from runtime.blocking import ThreadBlocking
-from runtime.telemetry import Telemetry
+from runtime.telemetry import Telemetry, run_token
 from storage.outcomes import StoreOutcomes
 from tests.unit.process.http.manual_clock import ManualClock
 
 LISTENERS = [{"name": "PLAINTEXT", "host": "127.0.0.1", "port": 9092}]
-FACTS = ProcessFacts("/api/v1/broker", "0.1.0", lambda: {"broker_id": 3, "cluster_id": "c-1", "listeners": LISTENERS})
+LABELS = (("team", "payments"), ("scenario", "nightly"))
+FACTS = ProcessFacts("/api/v1/broker", "0.1.0", lambda: {"broker_id": 3, "cluster_id": "c-1", "listeners": LISTENERS}, labels=LABELS)
 LOCAL = HttpAddress("127.0.0.1", 0)
 
 
@@ -127,7 +129,10 @@ async def test_metrics_are_served_as_text_and_as_json(running: Running) -> None:
     _, document = await running.get("/metrics.json")
 
     assert content_type.startswith("text/plain; version=0.0.4")
-    assert 'forebay_build_info{python="3.' in text
+    identity = f'broker_id="3",cluster_id="c-1",kind="broker",python="{platform.python_version()}",run="{run_token()}",version="0.1.0"'
+    assert f"\nforebay_build_info{{{identity}}} 1.0\n" in text
+    assert '\nforebay_labels_info{scenario="nightly",team="payments"} 1.0\n' in text
+    assert f"\nforebay_metrics_series {sum(not line.startswith('#') for line in text.splitlines())}.0\n" in text
     assert "\nforebay_ready 0.0\n" in text
     assert "\nforebay_event_loop_lag_seconds_count" in text
     assert "\nprocess_resident_memory_bytes" in text

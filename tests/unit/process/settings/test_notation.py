@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from process.settings.notation import (
     ASSIGNED_OR_COUNT,
     FLAG,
+    LABELS,
     TEXT_OR_NONE,
     Notation,
     OutOfRangeError,
@@ -172,3 +173,28 @@ def test_a_choice_is_one_of_its_words() -> None:
     assert one_of("self", "client").parse("client") == "client"
     with pytest.raises(OutOfRangeError, match="must be one of self, client"):
         one_of("self", "client").parse("selfs")
+
+
+def test_labels_are_pairs_and_are_shown_as_they_are_written() -> None:
+    labels = LABELS.parse(" team=payments, scenario = a=b,")
+
+    assert labels == (("team", "payments"), ("scenario", "a=b"))
+    assert LABELS.parse(LABELS.show(labels)) == LABELS.parse(["team=payments", "scenario=a=b"]) == LABELS.parse(labels) == labels
+    assert LABELS.parse("") == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "phrase"),
+    [
+        ("team", "must be name=value pairs"),
+        ("1team=a", "must be name=value pairs"),
+        ("__name__=a", "must be name=value pairs"),
+        (7, "must be name=value pairs"),
+        ("a=1,a=2", "names the label a twice"),
+        ("a=" + "x" * 129, "at most 128 printable characters"),
+        ("a=x\ny", "at most 128 printable characters"),
+        (",".join(f"a{number}=x" for number in range(17)), "at most 16 labels"),
+    ],
+)
+def test_a_label_that_prometheus_would_not_take_is_refused(value: object, phrase: str) -> None:
+    assert phrase in phrase_of(LABELS, value)

@@ -79,11 +79,13 @@ async def test_unknown_and_cancelled_writes_are_unknown() -> None:
     assert requests(telemetry, "write", "unknown") == 2
 
 
-def test_every_outcome_is_a_series_before_anything_happened() -> None:
+async def test_every_outcome_of_an_op_is_a_series_from_its_first_use_on() -> None:
     telemetry = Telemetry()
-    MeteredMetadataStore(MemoryMetadataStore(clock=SystemClock()), telemetry, SystemClock())
+    store = MeteredMetadataStore(MemoryMetadataStore(clock=SystemClock()), telemetry, SystemClock())
+    await store.write([Put(KEY, b"", None)])
 
-    assert [requests(telemetry, "write", outcome) for outcome in ("ok", "not_applied", "unknown", "error")] == [0, 0, 0, 0]
+    assert [requests(telemetry, "write", outcome) for outcome in ("ok", "not_applied", "unknown", "error")] == [1, 0, 0, 0]
+    assert requests(telemetry, "list", "ok") is None
 
 
 async def test_a_scan_that_is_left_early_was_answered() -> None:

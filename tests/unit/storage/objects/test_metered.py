@@ -1,15 +1,18 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import get_args
 
 import pytest
 
 from runtime.telemetry import Telemetry
 from storage.errors import AlreadyExists, EndsEarly, NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.objects.memory import MemoryObjectStore
-from storage.objects.metered import OPS, OUTCOMES, MeteredObjectStore
+from storage.objects.metered import OUTCOMES, MeteredObjectStore, Op
 from storage.objects.port import ObjectStat, ObjectStore, UnfinishedUpload
 from storage.outcomes import StoreOutcomes
 from storage.vocabulary import Buffer
+
+OPS = get_args(Op)
 
 
 class StepClock:
@@ -69,9 +72,8 @@ class Figures:
         self.store = MeteredObjectStore(inner, self._telemetry, StepClock(), outcomes=self.outcomes)
 
     def _sample(self, name: str, **labels: str) -> float:
-        value = self._telemetry.registry.get_sample_value(f"forebay_object_store_{name}", labels)
-        assert value is not None
-        return value
+        """0 for a series that does not exist yet: it does from its first use on."""
+        return self._telemetry.registry.get_sample_value(f"forebay_object_store_{name}", labels) or 0.0
 
     def requests(self) -> dict[tuple[str, str], float]:
         counted = {(op, outcome): self._sample("requests_total", op=op, outcome=outcome) for op in OPS for outcome in OUTCOMES}

@@ -1,3 +1,5 @@
+from typing import get_args
+
 import pytest
 
 from forebay.commands.demo.store_use import BYTES, REQUESTS, StoreUse, store_use
@@ -30,7 +32,7 @@ def test_a_million_puts_cost_five_dollars_and_a_million_gets_forty_cents() -> No
 
 def test_the_metrics_it_reads_are_those_the_store_counts() -> None:
     assert (metered.REQUESTS.name, metered.BYTES.name) == (REQUESTS, BYTES)
-    assert set(metered.OPS) == set(store_use([]).requests)
+    assert set(get_args(metered.Op)) == set(store_use([]).requests)
 
 
 def test_a_run_that_wrote_nothing_says_nothing_about_a_gib() -> None:
