@@ -63,6 +63,7 @@ from storage.log.append import Appender
 from storage.log.batcher import FlushSettings
 from storage.log.inline import InlineSettings
 from storage.log.parts import open_log
+from storage.log.traffic import TopicTraffic
 from storage.log.writers import BrokerEpoch
 from storage.opening import Stores, open_stores
 from storage.outcomes import StoreOutcomes
@@ -203,6 +204,8 @@ async def open_broker(
         topics = Topics(opened.metadata, clock=clock, ids=ids, telemetry=telemetry)
         closing.callback(topics.close)
         nursery.spawn(topics.watch(), name="topics-watch")
+        traffic = TopicTraffic(find=topics.find_id, shown=settings.metrics.topics, telemetry=telemetry)
+        nursery.spawn(traffic.run(opened.metadata, topics.lookup_now), name="topic-traffic")
         parts = open_log(
             metadata=opened.metadata,
             objects=opened.objects,
@@ -225,6 +228,7 @@ async def open_broker(
             walking=walking,
             doubt=None if versions is None else versions.doubt,
             former=topics.former,
+            traffic=traffic,
         )
         closing.callback(parts.appender.stop)
         lost.add_done_callback(lambda told: parts.refuse(told.result()))

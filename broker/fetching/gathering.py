@@ -60,7 +60,7 @@ class Wanted:
 
     It is pending while it has a `read` of its control record or a `flight`, and `is_late` when that has taken too long. `held_bytes` are
     kept free for what it may bring. `is_queued`: it has to read, and others are before it. `is_too_large`: its first batch does not fit
-    into `tried_bytes`. Of its flight, `flown` runs are taken; the first one began at `reading_since_s`.
+    into `tried_bytes`. Its records pass `passed` offsets. Of its flight, `flown` runs are taken; the first one began at `reading_since_s`.
     """
 
     __slots__ = (
@@ -79,6 +79,7 @@ class Wanted:
         "is_too_large",
         "log",
         "offset",
+        "passed",
         "read",
         "reading_since_s",
         "runs",
@@ -91,7 +92,7 @@ class Wanted:
         self.offset = offset
         self.bytes_max = bytes_max
         self.buffers: list[memoryview] = []
-        self.size_bytes = 0
+        self.size_bytes = self.passed = 0
         self.held_bytes = 0
         self.tried_bytes = 0
         self.flown = 0
@@ -390,7 +391,7 @@ class Gathering:
                 # It goes on, and what it brings is not waited for: there is no room for more, or an error.
                 wanted.flight, wanted.flown = None, 0
                 del self._reading[wanted]
-        wanted.buffers, wanted.size_bytes = buffers, taken_bytes
+        wanted.buffers, wanted.size_bytes, wanted.passed = buffers, taken_bytes, offset - wanted.offset
         wanted.control = log.seen.control
         wanted.is_cut = wanted.error is None and offset < log.seen.high_watermark
         self._left_bytes -= taken_bytes

@@ -107,6 +107,15 @@ def _names(value: object) -> tuple[str, ...]:
     return names
 
 
+def _pattern_or_none(value: object) -> str | None:
+    text = _text_or_none(value)
+    try:
+        re.compile(text or "")
+    except re.error as error:
+        raise ValueError(f"is not a regular expression ({error})") from None
+    return text
+
+
 def _flag(value: object) -> bool:
     word = str(value).strip().lower()
     if word in _TRUE or word in _FALSE:
@@ -154,6 +163,7 @@ ASSIGNED_OR_COUNT: Final = Notation("number", _assigned_or_count, lambda value: 
 TEXT_OR_NONE: Final = Notation("text", _text_or_none, lambda value: value or "")
 NAMES: Final = Notation("names", _names, ",".join)
 LABELS: Final = Notation("name=value,...", _labels, lambda value: ",".join(f"{name}={text}" for name, text in value))
+PATTERN_OR_NONE: Final = Notation("regular expression", _pattern_or_none, lambda value: value or "")
 FLAG: Final = Notation("true | false", _flag, lambda value: "true" if value else "false")
 
 

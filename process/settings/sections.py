@@ -13,6 +13,7 @@ from process.settings.notation import (
     FLAG,
     NAMES,
     LABELS,
+    PATTERN_OR_NONE,
     TEXT_OR_NONE,
     count,
     duration,
@@ -200,6 +201,12 @@ class MetricsSettings:
     labels: Annotated[
         tuple[tuple[str, str], ...], LABELS, "labels of your own, which forebay_labels_info carries: to tell scenarios or teams apart"
     ] = ()
+    topics: Annotated[
+        str | None,
+        PATTERN_OR_NONE,
+        'a regular expression: topics whose whole name matches have series of their own, at most 1,000; others count as "(other)"; '
+        "without one all match",
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -452,10 +452,13 @@ class Committer:
 
     def _answer(self, commit: Commit, verdicts: Sequence[Verdict]) -> None:
         log = commit.log
-        control, strangers = log.seen.control, log.producers.strangers
+        control, strangers, traffic = log.seen.control, log.producers.strangers, log.traffic
         log_start = control.log_start if control is not None else 0
         for batch, verdict in zip(commit.batches, verdicts, strict=True):
             outcome = verdict.outcome
+            if outcome is Outcome.APPENDED:
+                traffic.bytes_in += batch.size_bytes
+                traffic.records_in += batch.record_count
             if outcome is Outcome.APPENDED or outcome is Outcome.DUPLICATE:
                 if strangers.refused:
                     strangers.forget(batch.producer_id)

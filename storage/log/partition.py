@@ -13,6 +13,7 @@ from storage.log.producer_memory import ProducerMemory
 from storage.log.seen import NEVER_S, SeenControl
 from storage.log.strangers import AllStrangers
 from storage.log.tail import Readers
+from storage.log.traffic import TopicTraffic, Traffic
 from storage.metadata.keys import PartitionKeys
 from storage.vocabulary import PartitionId
 
@@ -62,7 +63,8 @@ class PartitionLog:
     """One partition in one broker: four independent parts, each with one writer, and the steps that concern all of them.
 
     `seen` is the control record as last seen, `lane` the order of commits, `readers` the tail and the wake-ups, `producers` the producer
-    memory beside the control record. Records are taken over here, since readers wake and memory is counted when `seen` changes.
+    memory beside the control record, `traffic` the figures of its topic. Records are taken over here, since readers wake and memory is
+    counted when `seen` changes.
     `was_used` is set by each use and cleared by the search for logs to forget. `is_forgotten`: a caller that asks for the partition now
     gets another log.
     """
@@ -78,15 +80,19 @@ class PartitionLog:
         "producers",
         "readers",
         "seen",
+        "traffic",
         "was_used",
     )
 
-    def __init__(self, partition: PartitionId, *, version: int = -1, remembered: Remembered | None = None) -> None:
+    def __init__(
+        self, partition: PartitionId, *, version: int = -1, remembered: Remembered | None = None, traffic: Traffic | None = None
+    ) -> None:
         self.partition = partition
         self.keys = PartitionKeys(partition)
         self.seen = SeenControl(version)
         self.lane = Lane()
         self.readers = Readers()
+        self.traffic = traffic or Traffic()
         self._remembered = remembered or Remembered()
         self.producers = ProducerMemory(self._remembered.lost, self._remembered.waiting.of(partition))
         self._counted_bytes = 0
@@ -151,10 +157,16 @@ class Partitions:
     """
 
     def __init__(
-        self, *, kept_max: int = PARTITIONS_KEPT_MAX, bytes_max: int = PARTITIONS_BYTES_MAX, telemetry: Telemetry | None = None
+        self,
+        *,
+        kept_max: int = PARTITIONS_KEPT_MAX,
+        bytes_max: int = PARTITIONS_BYTES_MAX,
+        telemetry: Telemetry | None = None,
+        traffic: TopicTraffic | None = None,
     ) -> None:
         self.refused: str | None = None
         """Why nothing may be answered from what is remembered; None while it may."""
+        self._traffic = traffic or TopicTraffic()
         self._kept_max = kept_max
         self._bytes_max = bytes_max
         self._remembered = Remembered(self._hear)
@@ -184,6 +196,8 @@ class Partitions:
         log = self._logs.get(partition)
         if log is not None:
             log.was_used = True
+            if log.traffic is self._traffic.unknown:
+                log.traffic = self._traffic.of(partition.topic_id)
             return log
         self._created += 1
         if self._created % GONE_LOOKED_FOR_EVERY == 0:
@@ -191,7 +205,8 @@ class Partitions:
         if len(self._logs) >= self._kept_max:
             self._make_room(1)
         version = self._forgotten_versions.pop(partition, -1)
-        log = self._logs[partition] = PartitionLog(partition, version=version, remembered=self._remembered)
+        traffic = self._traffic.of(partition.topic_id)
+        log = self._logs[partition] = PartitionLog(partition, version=version, remembered=self._remembered, traffic=traffic)
         self._by_control_path[log.keys.control.path] = log
         return log
 

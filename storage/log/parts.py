@@ -26,6 +26,7 @@ from storage.log.partition import Partitions
 from storage.log.read import Reader
 from storage.log.tail import TailCache
 from storage.log.time_search import TimeSearch
+from storage.log.traffic import TopicTraffic
 from storage.log.trim import Trimmer
 from storage.log.unknown_producers import Former, UnknownProducers, no_former
 from storage.log.upload import Uploader
@@ -70,6 +71,7 @@ def open_log(
     readers: Account | None = None,
     doubt: Doubt | None = None,
     former: Former = no_former,
+    traffic: TopicTraffic | None = None,
 ) -> LogParts:
     """`walking` runs what goes through records one by one; None: where it is asked for.
 
@@ -79,9 +81,10 @@ def open_log(
     `level` is the format level in force, `inline` what it allows from LEVEL_OF_INLINE on.
 
     `readers` counts the frames that the tail cache drops while others hold them. `doubt` hears of control records that were read older than
-    they are known to be. `former` tells the deleted topics that had the name of a topic, the one deleted last ahead.
+    they are known to be. `former` tells the deleted topics that had the name of a topic, the one deleted last ahead. `traffic`: where bytes
+    and records are counted by topic.
     """
-    partitions = Partitions(telemetry=telemetry)
+    partitions = Partitions(telemetry=telemetry, traffic=traffic)
     control_reads = ControlReads(metadata=metadata, partitions=partitions, nursery=nursery, doubt=doubt)
     uploader = Uploader(objects=objects, clock=clock, chance=chance)
     sealer = Sealer(ids=ids, epoch=epoch, uploader=uploader)

@@ -345,9 +345,15 @@ class Fetch:
         error = wanted.error
         if error is None:
             try:
-                return _answer(target.asked, wanted, isolation_level)
+                answer = _answer(target.asked, wanted, isolation_level)
             except StorageError as unreadable:
                 error = unreadable
+            else:
+                if wanted.size_bytes:
+                    traffic = wanted.log.traffic
+                    traffic.bytes_out += wanted.size_bytes
+                    traffic.records_out += wanted.passed
+                return answer
         if isinstance(error, NotFound):
             self._forget(wanted.log.partition)
             if by_id:
