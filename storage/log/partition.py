@@ -196,7 +196,7 @@ class Partitions:
         log = self._logs.get(partition)
         if log is not None:
             log.was_used = True
-            if log.traffic is self._traffic.unknown:
+            if log.traffic.asks_again:
                 log.traffic = self._traffic.of(partition.topic_id)
             return log
         self._created += 1

@@ -33,16 +33,21 @@ FOLDED: Final = Metric(
 OTHER: Final = "(other)"
 """No topic may be called that."""
 TOPICS_SHOWN_MAX: Final = 1_000
+READ_S: Final = 30.0
 AGAIN_S: Final = 5.0
 
 
 class Traffic:
-    """The figures of one topic, since it was met. Written on the loop; the thread that makes the page reads them."""
+    """The figures of one topic, since it was met. Written on the loop; the thread that makes the page reads them.
 
-    __slots__ = ("bytes_in", "bytes_out", "records_in", "records_out", "topic_id")
+    `asks_again`: a partition that keeps them asks for its topic's when it is used again.
+    """
 
-    def __init__(self, topic_id: TopicId | None = None) -> None:
+    __slots__ = ("asks_again", "bytes_in", "bytes_out", "records_in", "records_out", "topic_id")
+
+    def __init__(self, topic_id: TopicId | None = None, *, asks_again: bool = False) -> None:
         self.topic_id = topic_id
+        self.asks_again = asks_again
         self.bytes_in = self.bytes_out = self.records_in = self.records_out = 0
 
 
@@ -65,8 +70,8 @@ class TopicTraffic:
         self._topics_max = topics_max
         self._by_name: dict[str, Traffic] = {}
         self._other = Traffic()
-        self.unknown = Traffic()
-        """The figures of topics that `find` did not know: their partitions ask again when they are used again."""
+        self._unknown = Traffic(asks_again=True)
+        """The figures of topics that `find` did not know."""
         self._doubtful: set[str] = set()
         self._has_doubt = asyncio.Event()
         telemetry = telemetry or Telemetry()
@@ -75,10 +80,10 @@ class TopicTraffic:
         telemetry.table(TOPIC_RECORDS, lambda: self._rows("records_in", "records_out"))
 
     def of(self, topic_id: TopicId) -> Traffic:
-        """The figures to count in; for the partition's log to keep, unless they are those of `unknown`."""
+        """The figures to count in; for the partition's log to keep, unless they ask again."""
         topic = self._find(topic_id)
         if topic is None:
-            return self.unknown
+            return self._unknown
         if self._shown is not None and not self._shown.fullmatch(topic.name):
             return self._other
         known = self._by_name.get(topic.name)
@@ -99,8 +104,9 @@ class TopicTraffic:
                 self._has_doubt.clear()
                 names, self._doubtful = self._doubtful, set()
                 try:
-                    found = await read(names)
-                except StorageError:
+                    async with asyncio.timeout(READ_S):
+                        found = await read(names)
+                except (StorageError, TimeoutError):
                     self._doubtful |= names
                     await asyncio.sleep(AGAIN_S)
                     self._has_doubt.set()
@@ -108,6 +114,8 @@ class TopicTraffic:
                 for name in names:
                     known, topic = self._by_name.get(name), found.get(name)
                     if known is not None and (topic is None or topic.topic_id != known.topic_id):
+                        # Were it there after all, its partitions would find it again.
+                        known.asks_again = True
                         del self._by_name[name]
 
     def _changed(self, path: str, _version: int | None) -> None:
@@ -118,7 +126,7 @@ class TopicTraffic:
 
     def _rows(self, into: str, out: str) -> Iterator[SeriesRow]:
         shown = [(name, (traffic,)) for name, traffic in list(self._by_name.items())]
-        for name, parts in [*shown, (OTHER, (self._other, self.unknown))]:
+        for name, parts in [*shown, (OTHER, (self._other, self._unknown))]:
             for direction, figure in (("in", into), ("out", out)):
                 if count := sum(getattr(part, figure) for part in parts):
                     yield (name, direction), count

@@ -117,3 +117,5 @@ async def test_a_deleted_topic_gives_its_series_back_and_one_that_only_changed_k
 
     assert seen == {"kept", "gone"}
     assert counted.series() == {"kept": 1}
+    counted.append(gone, 9)
+    assert counted.series() == {"kept": 1, "gone": 9}, "a read that was older than the topic loses none of its figures for good"
