@@ -10,6 +10,7 @@ import typer
 from forebay.commands.bench.commands import bench
 from forebay.commands.cluster.commands import cluster
 from forebay.commands.compactor.commands import compactor
+from forebay.commands.cost.commands import cost
 from forebay.commands.debug.commands import debug
 from forebay.commands.generate.commands import generate
 from forebay.commands.group.commands import group
@@ -53,6 +54,7 @@ application.add_typer(cluster, name="cluster")
 application.add_typer(bench, name="bench")
 application.add_typer(compactor, name="compactor")
 application.add_typer(storage, name="storage")
+application.add_typer(cost, name="cost")
 application.add_typer(spark, name="spark")
 application.add_typer(generate, name="generate")
 

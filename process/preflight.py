@@ -1,4 +1,4 @@
-"""What this machine must offer before a broker opens anything: folders it can write and memory it may use."""
+"""What this machine must offer before a broker opens anything: folders it can write, memory it may use, and files that settings name."""
 
 import contextlib
 import os
@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from process.cost.prices import prices_of
 from process.explain import whole_path
 from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from process.settings.model import Settings
@@ -22,6 +23,7 @@ CONNECTION_BYTES: Final = 64 * 2**10
 def check(settings: Settings) -> None:
     """Make the data folders. Raise `StartError`."""
     check_memory(settings, limit_bytes=memory_limit_bytes())
+    prices_of(settings.cost, storage_url=settings.storage.url)
     if has_path(settings.storage.url):
         check_store_folder(path_of(settings.storage.url), key="storage.url", url=settings.storage.url)
     if has_path(settings.metadata.url):

@@ -13,6 +13,7 @@ from process.settings.notation import Notation
 from process.settings.sections import (
     BrokerSettings,
     CompactorSettings,
+    CostSettings,
     GroupsSettings,
     HttpSettings,
     KafkaSettings,
@@ -72,6 +73,7 @@ class Settings:
     http: HttpSettings
     metrics: MetricsSettings
     compactor: CompactorSettings
+    cost: CostSettings
     shutdown: ShutdownSettings
     log: LogSettings
 

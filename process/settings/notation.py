@@ -116,6 +116,17 @@ def _pattern_or_none(value: object) -> str | None:
     return text
 
 
+def _dollars_or_none(value: object) -> float | None:
+    text = str(value).strip()
+    if value is None or not text:
+        return None
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,10}(\.\d{1,2})?", text):
+        raise ValueError("is not an amount of dollars: write for example 250 or 99.50")
+    if not 0.01 <= float(text) <= 1_000_000_000:
+        raise OutOfRangeError("must be between 0.01 and 1000000000 dollars")
+    return float(text)
+
+
 def _flag(value: object) -> bool:
     word = str(value).strip().lower()
     if word in _TRUE or word in _FALSE:
@@ -164,6 +175,7 @@ TEXT_OR_NONE: Final = Notation("text", _text_or_none, lambda value: value or "")
 NAMES: Final = Notation("names", _names, ",".join)
 LABELS: Final = Notation("name=value,...", _labels, lambda value: ",".join(f"{name}={text}" for name, text in value))
 PATTERN_OR_NONE: Final = Notation("regular expression", _pattern_or_none, lambda value: value or "")
+DOLLARS_OR_NONE: Final = Notation("dollars", _dollars_or_none, lambda value: "" if value is None else f"{value:.2f}".removesuffix(".00"))
 FLAG: Final = Notation("true | false", _flag, lambda value: "true" if value else "false")
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal
 from process.settings.listeners import ADDRESS, ADDRESS_OR_NONE, ADVERTISED_LISTENERS, LISTENERS, HttpAddress, Listener
 from process.settings.notation import (
     ASSIGNED_OR_COUNT,
+    DOLLARS_OR_NONE,
     FLAG,
     NAMES,
     LABELS,
@@ -254,6 +255,22 @@ class CompactorSettings:
         size(minimum="1MiB", maximum="64GiB"),
         "how fast objects are read and written, so that brokers do not notice; twice as fast after each 5 minutes that a look takes",
     ] = 64 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostSettings:
+    """Prices for what is shown of cost (docs/cost.md). They limit nothing."""
+
+    store: Annotated[
+        str | None,
+        TEXT_OR_NONE,
+        "whose prices count, e.g. s3-standard, s3-express, gcs-standard or r2; without one: those of the store that storage.url names, and "
+        "of S3 Standard for a disk, memory and any other server",
+    ] = None
+    prices_file: Annotated[str | None, TEXT_OR_NONE, "a YAML file with prices that change the built-in ones, or add to them"] = None
+    budget_per_month: Annotated[
+        float | None, DOLLARS_OR_NONE, "dollars that object storage of the whole cluster may cost a month before an alert says so"
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

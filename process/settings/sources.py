@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,9 @@ _OF_DEVELOPMENT: Final = re.compile(r"FOREBAY_(CACHE|(TEST|SERVICES)_[A-Z0-9_]+)
 
 _OF_CLIENTS: Final = "FOREBAY_BOOTSTRAP"
 """What commands that are Kafka clients read: see forebay/kafka_client/options.py."""
+
+VALUES_MAX: Final = 10_000
+"""A file refers to its own parts by aliases: a few lines may be more values than memory holds."""
 
 _YAML_TAG: Final = "tag:yaml.org,2002:"
 
@@ -47,13 +51,13 @@ class Layer:
     problems: tuple[str, ...] = ()
 
 
-def from_file(path: Path) -> Layer:
-    """Sections as mappings, or dotted keys; a key with nothing behind it is not given."""
+def from_file(path: Path, *, chosen: str = "--config") -> Layer:
+    """Sections as mappings, or dotted keys; a key with nothing behind it is not given. `chosen`: how to name another file."""
     name = os.fspath(path)
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        return Layer(problems=(f"{name}: cannot be read ({error.strerror}) as uid {os.geteuid()}. {_fix(error)}",))
+        return Layer(problems=(f"{name}: cannot be read ({error.strerror}) as uid {os.geteuid()}. {_fix(error, chosen)}",))
     except UnicodeDecodeError:
         return Layer(problems=(f"{name}: is not UTF-8 text.",))
     if not text.strip():
@@ -69,6 +73,8 @@ def from_file(path: Path) -> Layer:
         return Layer(problems=(f"{name}: is not YAML ({str(error).splitlines()[0]}).",))
     except TypeError as error:
         return Layer(problems=(f"{name}:1: {error}.",))
+    except RecursionError:
+        return Layer(problems=(f"{name}: is nested too deeply. Write sections, and settings below them.",))
     given = tuple(one for one in parsed if isinstance(one, Given))
     unread = tuple(one for one in parsed if isinstance(one, str))
     return Layer(given=given, problems=(*unread, *_repeated(given)))
@@ -95,10 +101,10 @@ def from_current_folder() -> Layer:
     return Layer()
 
 
-def _fix(error: OSError) -> str:
+def _fix(error: OSError, chosen: str) -> str:
     if isinstance(error, PermissionError):
-        return "Make it and the folders above it readable to this user, or name another file with --config."
-    return "Name another file with --config."
+        return f"Make it and the folders above it readable to this user, or name another file with {chosen}."
+    return f"Name another file with {chosen}."
 
 
 def from_environment(environ: Mapping[str, str]) -> Layer:
@@ -148,7 +154,10 @@ def _parsed(text: str, file: str) -> Iterator[Given | str]:
             return
         if not isinstance(root, yaml.MappingNode):
             raise TypeError("expected `section:` and settings below it")
-        yield from _leaves(loader, root, file, prefix="", above=(root,))
+        found = _leaves(loader, root, file, prefix="", above=(root,))
+        yield from islice(found, VALUES_MAX)
+        if next(found, None) is not None:
+            yield f"{file}: has more than {VALUES_MAX} values. Write out only what differs from the defaults."
     finally:
         loader.dispose()
 
@@ -166,6 +175,10 @@ def _leaves(
             continue
         if isinstance(value_node, yaml.MappingNode):
             yield from _leaves(loader, value_node, file, prefix=f"{key}.", above=(*above, value_node))
+            continue
+        if isinstance(value_node, yaml.SequenceNode) and not all(isinstance(one, yaml.ScalarNode) for one in value_node.value):
+            # Lists of lists by alias are a few lines that fill all memory.
+            yield f"{origin}: {key} is a list of more than words. Write [one, two]."
             continue
         try:
             value: Any = loader.construct_object(value_node, deep=True)

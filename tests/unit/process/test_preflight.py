@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from process.preflight import check, check_memory, check_store_folder, memory_limit_bytes
-from process.settings.errors import StartError
+from process.settings.errors import EXIT_USAGE, StartError
 from process.settings.model import Settings
 
 MIB = 2**20
@@ -62,3 +62,13 @@ def test_the_limit_is_the_containers_where_there_is_one(tmp_path: Path) -> None:
 
     assert memory_limit_bytes(limits=(unlimited, limited)) == MIB
     assert memory_limit_bytes(limits=(unlimited, tmp_path / "none")) == memory_limit_bytes(limits=())
+
+
+def test_prices_that_cannot_be_read_stop_a_start(tmp_path: Path) -> None:
+    (tmp_path / "prices.yaml").write_text("version: 1\n")
+    settings = Settings(storage={"url": "memory://"}, metadata={"url": "memory://"}, cost={"prices_file": str(tmp_path / "prices.yaml")})
+
+    with pytest.raises(StartError, match=r"prices\.yaml: has no date\. Write date: .*\n.*has no stores\.") as refused:
+        check(settings)
+
+    assert refused.value.exit_code == EXIT_USAGE

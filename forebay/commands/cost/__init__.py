@@ -1,0 +1,1 @@
+"""`forebay cost`: what a cluster's object store costs, or would cost."""

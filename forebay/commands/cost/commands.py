@@ -1,0 +1,121 @@
+"""`forebay cost …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from forebay.commands.settings_options import ConfigFile, SettingOverrides
+from forebay.kafka_client.failures import failures_reported
+from forebay.kafka_client.options import Output, OutputFormat, Quiet, Terminal
+
+if TYPE_CHECKING:
+    from process.settings.model import Settings
+
+T = TypeVar("T")
+
+cost = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show what object storage costs, or would cost.")
+
+
+@cost.callback()
+def _commands() -> None:
+    """Keeps the name of a command even while there is one alone."""
+
+
+@cost.command()
+def estimate(
+    throughput: Annotated[str, typer.Argument(help="Bytes a second of all producers, as they send them, e.g. 50MiB.", metavar="BYTES")],
+    brokers: Annotated[int, typer.Option(min=1, max=10_000, help="Brokers that share the load.")] = 3,
+    zones: Annotated[int, typer.Option(min=1, max=100, help="Zones that the brokers are in.")] = 3,
+    retention: Annotated[str, typer.Option(help="Keep records this long.", metavar="DURATION")] = "7d",
+    flush_interval: Annotated[str, typer.Option(help="As storage.flush_interval.", metavar="DURATION")] = "250ms",
+    flush_bytes: Annotated[str, typer.Option(help="As storage.flush_bytes.", metavar="SIZE")] = "8MiB",
+    batches: Annotated[
+        float | None,
+        typer.Option(
+            "--batches",
+            min=0.001,
+            max=1e9,
+            help="Batches a second of all producers: fewer than one an interval make fewer objects, and small ones go inline.",
+            show_default="many",
+        ),
+    ] = None,
+    readers: Annotated[
+        int | None, typer.Option(min=1, max=10_000, show_default="all", help="Brokers that read each object, the writer included.")
+    ] = None,
+    zone_cache: Annotated[bool, typer.Option("--zone-cache", help="Each zone reads an object once.")] = False,
+    fan_out: Annotated[float, typer.Option(min=0, max=10_000, help="Consumer groups that read everything, for Kafka's traffic.")] = 1.0,
+    no_rack_aware: Annotated[bool, typer.Option("--no-rack-aware", help="Kafka's consumers read from other zones, too.")] = False,
+    machine_price: Annotated[float, typer.Option(min=0, max=1_000, help="Dollars an hour of a broker's machine, here and in Kafka.")] = 0.0,
+    store: Annotated[str | None, typer.Option(help="Prices of this store.", show_default="cost.store", metavar="STORE")] = None,
+    prices: Annotated[
+        Path | None, typer.Option(help="Read prices from this file.", show_default="cost.prices_file", metavar="FILE")
+    ] = None,
+    config_file: ConfigFile = None,
+    assignments: SettingOverrides = None,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+) -> None:
+    """Show what a load would cost a month, beside Apache Kafka's.
+
+    It asks no cluster. Kafka is reckoned with three copies in three zones of AWS.
+    """
+    with failures_reported():
+        from forebay.commands.cost.views import estimate_data, estimate_table
+        from process.cost.estimate import ExpectedLoad
+        from process.cost.estimate import estimate as estimated
+        from process.cost.prices import BUILT_IN_TABLE, read_prices, store_named, store_of
+        from process.settings.errors import SettingsError
+        from process.settings.notation import parse_duration, parse_size
+
+        settings = _settings(config_file, assignments)
+        load = ExpectedLoad(
+            bytes_per_s=_parsed(parse_size, throughput, "BYTES", minimum=1),
+            brokers=brokers,
+            zones=zones,
+            retention_s=_parsed(parse_duration, retention, "--retention", minimum=timedelta(seconds=1)).total_seconds(),
+            flush_interval_s=_parsed(parse_duration, flush_interval, "--flush-interval", minimum=timedelta(milliseconds=1)).total_seconds(),
+            flush_bytes=_parsed(parse_size, flush_bytes, "--flush-bytes", minimum=1),
+            batches_per_s=batches,
+            readers=readers,
+            has_zone_cache=zone_cache,
+            fan_out=fan_out,
+            is_rack_aware=not no_rack_aware,
+            machine_per_hour=machine_price,
+        )
+        file = prices or (Path(settings.cost.prices_file) if settings.cost.prices_file else None)
+        try:
+            table = BUILT_IN_TABLE if file is None else read_prices(file)
+            chosen = store or settings.cost.store or store_of(settings.storage.url)
+            found = store_named(chosen, table, named="cost.store" if store is None else "--store")
+        except SettingsError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(error.exit_code) from error
+        result = estimated(load, found)
+        budget = settings.cost.budget_per_month
+        terminal = Terminal(output, quiet)
+        terminal.show(estimate_data(load, result, found, table, budget), estimate_table(load, result, found, table, budget))
+
+
+def _settings(config_file: Path | None, assignments: list[str] | None) -> "Settings":
+    from process.settings.errors import SettingsError
+    from process.settings.loading import load
+
+    try:
+        return load(file=config_file, environ=os.environ, assignments=assignments or ()).settings
+    except SettingsError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(error.exit_code) from error
+
+
+def _parsed(parse: Callable[[object], T], text: str, option: str, *, minimum: T) -> T:
+    try:
+        found = parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(f'{option} "{text}" {error}') from error
+    if not found >= minimum:  # type: ignore[operator]
+        raise typer.BadParameter(f'{option} "{text}" is too little')
+    return found

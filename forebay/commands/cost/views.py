@@ -1,0 +1,64 @@
+"""What `forebay cost` shows: tables for people, and documents whose names stay."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from forebay.kafka_client.tables import align
+from process.cost.estimate import CostItem, Estimated, ExpectedLoad
+from process.cost.prices import PriceTable, StorePrices
+
+
+def estimate_data(
+    load: ExpectedLoad, found: Estimated, prices: StorePrices, table: PriceTable, budget: float | None
+) -> Mapping[str, object]:
+    """All figures, unrounded."""
+    return {
+        "load": asdict(load),
+        "objects_per_s": found.objects_per_s,
+        "object_bytes": found.object_bytes,
+        "gib_per_month": found.gib_per_month,
+        "forebay": {"items": _items(found.forebay), "dollars_per_month": total(found.forebay)},
+        "kafka": {"items": _items(found.kafka), "dollars_per_month": total(found.kafka)},
+        "budget_per_month": budget,
+        "prices": prices_data(prices, table),
+    }
+
+
+def estimate_table(load: ExpectedLoad, found: Estimated, prices: StorePrices, table: PriceTable, budget: float | None) -> str:
+    """Two systems, their parts, and how sure the prices are."""
+    rows = [*_rows("forebay", found.forebay), *_rows("kafka, 3 zones", found.kafka)]
+    lines = [align(("", "A MONTH OF", "QUANTITY", "UNIT", "DOLLARS"), rows)]
+    sums = total(found.forebay)
+    if budget is not None:
+        lines.append(f"cost.budget_per_month is ${budget:,.2f}: {'within it' if sums <= budget else f'${sums - budget:,.2f} above it'}")
+    if found.objects_per_s:
+        lines.append(f"{found.objects_per_s:,.1f} objects a second of {found.object_bytes / 2**20:,.2f} MiB")
+    elif load.bytes_per_s:
+        lines.append("batches are small enough to travel in their commit: no object is written for them before compaction")
+    lines.append(f"a GiB written costs ${sums / found.gib_per_month:,.4f} with its storage")
+    return "\n".join([*lines, prices_line(prices, table)])
+
+
+def prices_data(prices: StorePrices, table: PriceTable) -> Mapping[str, object]:
+    return {"store": prices.name, "region": prices.region, "date": table.date, "source": prices.source, "verified": prices.verified}
+
+
+def prices_line(prices: StorePrices, table: PriceTable) -> str:
+    """Whose prices these are, and how far to trust them."""
+    where = f"{prices.name} {prices.region}".strip()
+    trust = "" if prices.verified else ", not verified where the provider publishes them"
+    return f"prices: {where}, {table.date}{trust}" + (f" ({prices.source})" if prices.source else "")
+
+
+def total(items: Sequence[CostItem]) -> float:
+    return sum(item.dollars for item in items)
+
+
+def _items(items: Sequence[CostItem]) -> list[Mapping[str, object]]:
+    return [item._asdict() for item in items]
+
+
+def _rows(system: str, items: Sequence[CostItem]) -> list[tuple[str, ...]]:
+    rows = [(item.name, f"{item.quantity:,.0f}", item.unit, f"{item.dollars:,.2f}") for item in items]
+    rows.append(("together", "", "", f"{total(items):,.2f}"))
+    return [(system if n == 0 else "", *row) for n, row in enumerate(rows)]
