@@ -65,6 +65,7 @@ from storage.log.inline import InlineSettings
 from storage.log.parts import open_log
 from storage.log.traffic import TopicTraffic
 from storage.log.writers import BrokerEpoch
+from storage.objects.requests import caused_by
 from storage.opening import Stores, open_stores
 from storage.outcomes import StoreOutcomes
 
@@ -172,7 +173,8 @@ async def open_broker(
         )
         versions = opened.versions
         announce("stores opened", {"metadata": settings.metadata.url, "storage": settings.storage.url})
-        of_cluster = await _probed(opened, settings, outcomes, ids, clock, accepted=accepted)
+        with caused_by("start"):
+            of_cluster = await _probed(opened, settings, outcomes, ids, clock, accepted=accepted)
         cluster = of_cluster.cluster_id
         sockets = [(listener, _bind(closing, listener)) for listener in settings.kafka.listeners]
         bound = tuple(listener._replace(port=sock.getsockname()[1]) for listener, sock in sockets)

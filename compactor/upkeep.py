@@ -42,6 +42,7 @@ from storage.errors import NotFound, StorageError, Unavailable
 from storage.formats.levels import LEVEL_OF_SEGMENTS
 from storage.metadata.port import Applied, MetadataStore, Session
 from storage.objects.port import ObjectStore
+from storage.objects.requests import caused_by
 from storage.vocabulary import PartitionId, TopicId
 
 SESSION_TIMEOUT_MS: Final = 15_000
@@ -166,18 +167,22 @@ class Upkeep:
         report.partitions = len(partitions)
         cluster = await read_cluster(self._metadata)
         self.cluster_id = "" if cluster is None else cluster.cluster_id
-        report.blocked = await self._why_nothing(cluster)
+        with caused_by("marker"):
+            report.blocked = await self._why_nothing(cluster)
         if cluster is not None and not report.blocked:
             report.blocked = _why_not_compacted(cluster)
             due = await self._look_after(life.session, partitions, limits, report)
             if not report.blocked:
                 # Before anything is deleted: a compaction finds objects to be missing that no list shows to be.
                 await self._compact(life, due, report, collects=collects)
-                await self._note_missing(life.collector, report)
+                with caused_by("collection"):
+                    await self._note_missing(life.collector, report)
             if collects:
                 try:
-                    await self._purge_topics(report)
-                    await self._collect(life, report)
+                    with caused_by("purge"):
+                        await self._purge_topics(report)
+                    with caused_by("collection"):
+                        await self._collect(life, report)
                 except MetadataWentBack as error:
                     self._went_back = error.found
                     report.blocked = str(error)
@@ -191,17 +196,19 @@ class Upkeep:
         will finish. Raises as `cycle` does, and `Unavailable` if the stores must be left alone.
         """
         life = await self._alive()
-        why = await self._why_nothing(await read_cluster(self._metadata))
+        with caused_by("marker"):
+            why = await self._why_nothing(await read_cluster(self._metadata))
         if why:
             raise Unavailable(why)
         report = CollectionReport()
         left = list(KINDS)
-        while left:
-            ended = await life.collector.cycle(report, kinds=left, dry_run=dry_run)
-            left = [kind for kind in left if kind not in ended]
         report.uploads = uploads = UploadsReport()
-        while not await self._uploads.run(uploads, dry_run=dry_run) and uploads.failed is None:
-            pass
+        with caused_by("collection"):
+            while left:
+                ended = await life.collector.cycle(report, kinds=left, dry_run=dry_run)
+                left = [kind for kind in left if kind not in ended]
+            while not await self._uploads.run(uploads, dry_run=dry_run) and uploads.failed is None:
+                pass
         return report
 
     async def _note_missing(self, collector: Collector, report: CycleReport) -> None:
@@ -400,7 +407,8 @@ class Upkeep:
         """
         try:
             for _ in range(MERGES_OF_PARTITION_MAX):
-                done = await life.merging.run(partition)
+                with caused_by("merge"):
+                    done = await life.merging.run(partition)
                 if done.merged is None:
                     if done.ended is MergeEnd.CLAIMED:
                         self._merge_later(partition)
@@ -432,7 +440,8 @@ class Upkeep:
         cycle began is for the next.
         """
         one = Round(life.compaction, objects=self._objects, blocking=self._blocking, clock=self._clock, limits=self._limits)
-        done = await one.run(due)
+        with caused_by("compaction"):
+            done = await one.run(due)
         self._measures.note_round(done)
         report.take(done)
         again = list(done.left)

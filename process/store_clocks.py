@@ -19,6 +19,7 @@ from storage.errors import StorageError
 from storage.metadata import keys
 from storage.metadata.port import Applied, Delete, MetadataStore, Put, TellsTime
 from storage.objects.port import ObjectStore
+from storage.objects.requests import CAUSE
 
 FIRST_AFTER_S: Final = 30.0
 LOOK_EVERY_S: Final = 300.0
@@ -132,6 +133,7 @@ class StoreClocks:
 
     async def run(self) -> NoReturn:
         """Until cancelled."""
+        CAUSE.set("clock")
         # A timer is meant: a clock tells nobody that it goes wrong.
         await asyncio.sleep(FIRST_AFTER_S)
         while True:

@@ -18,6 +18,7 @@ from storage.catalog.cluster import ClusterRecord, read_cluster
 from storage.catalog.store_identity import Identity, Objects, StoreOwnership, judge, look
 from storage.catalog.store_marker import KEY, bears_marker, read_marker, write_marker
 from storage.errors import Corrupt, IncompatibleFormat, StorageError
+from storage.objects.requests import CAUSE
 from storage.opening import Stores
 
 LOOK_EVERY_S: Final = 10.0
@@ -42,6 +43,7 @@ class StoreWatch:
 
     async def run(self) -> None:
         """Until a store is another's, or cancelled."""
+        CAUSE.set("marker")
         # A timer is meant: stores do not tell that they were replaced.
         while (problem := await self._problem()) is None or problem != await self._again():  # noqa: ASYNC110
             await asyncio.sleep(LOOK_EVERY_S)

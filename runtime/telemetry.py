@@ -89,7 +89,9 @@ class Registry(CollectorRegistry):
 class Telemetry:
     """Creates each metric once and hands out the same object to everyone who declares it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, run: str = "") -> None:
+        """`run` names this process while it lives, also to those that it asks; empty for a command."""
+        self.run = run
         self.registry = Registry()
         self._made: dict[str, Counter | Gauge | Histogram] = {}
 

@@ -26,11 +26,13 @@ from storage.metadata.port import MetadataStore, TellsTime
 from storage.metadata.sqlite import SqliteMetadataStore
 from storage.metadata.sqlite_files import FILE_LOST
 from storage.metadata.version_watch import VersionWatch
+from storage.objects.as_s3 import CountedAsS3
 from storage.objects.disk import DiskObjectStore
 from storage.objects.hedged import HedgedObjectStore
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.metered import MeteredObjectStore
 from storage.objects.port import ObjectStore
+from storage.objects.requests import RequestMeter
 from storage.outcomes import StoreOutcomes
 
 DISK_THREADS: Final = 8
@@ -132,11 +134,11 @@ async def _open_objects(
     store: ObjectStore
     match scheme:
         case "memory":
-            store = MemoryObjectStore(clock=clock)
+            store = CountedAsS3(MemoryObjectStore(clock=clock), RequestMeter(telemetry))
         case "file":
             blocking = ThreadBlocking(threads=DISK_THREADS, name="disk")
             closing.callback(blocking.close)
-            store = await DiskObjectStore.open(Path(rest), blocking=blocking, clock=clock)
+            store = CountedAsS3(await DiskObjectStore.open(Path(rest), blocking=blocking, clock=clock), RequestMeter(telemetry))
         case "s3":
             from storage.objects.s3.location import parse_s3_url
             from storage.objects.s3.store import open_s3

@@ -9,10 +9,8 @@ from typing import Final, NamedTuple
 
 from process.cost.prices import GIB, MONTH_S, StorePrices
 from process.settings.sections import CompactorSettings, StorageSettings
-from storage.limits import BLOCK_BYTES, MIB
-
-PART_BYTES: Final = 16 * MIB
-"""What is stored in more than one of these takes a request for each, one before them and one after."""
+from storage.limits import BLOCK_BYTES
+from storage.objects.requests import UPLOAD_PART_BYTES
 
 KAFKA_REPLICAS: Final = 3
 KAFKA_DISK_FULL: Final = 0.6
@@ -111,7 +109,7 @@ def estimate(load: ExpectedLoad, prices: StorePrices) -> Estimated:
 
 def segment_requests(size_bytes: int) -> int:
     """What it takes to store a segment: 6 requests for 64 MiB, and one for what fits into one part."""
-    parts = math.ceil(size_bytes / PART_BYTES)
+    parts = math.ceil(size_bytes / UPLOAD_PART_BYTES)
     return 1 if parts <= 1 else parts + 2
 
 

@@ -17,6 +17,7 @@ from storage.metadata import keys
 from storage.metadata.port import Applied, Delete, MetadataStore, Put
 from storage.objects.naming import PROBES
 from storage.objects.port import ObjectStore
+from storage.objects.requests import caused_by
 from storage.outcomes import Outcomes, StoreOutcomes
 
 METADATA_IDLE_S: Final = 10.0
@@ -142,8 +143,9 @@ class Probes:
             return
         told = outcomes.failures
         try:
-            async with asyncio.timeout(watched.deadline_s):
-                await watched.store.probe()
+            with caused_by("probe"):
+                async with asyncio.timeout(watched.deadline_s):
+                    await watched.store.probe()
         except TimeoutError:
             cause = f"no answer within {watched.deadline_s:g} s"
         except StorageError as error:

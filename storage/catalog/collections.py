@@ -32,12 +32,12 @@ from storage.metadata import keys
 from storage.metadata.keys import COLLECTIONS, PartitionKeys
 from storage.metadata.port import ABSENT, MetadataStore, NotApplied, OpResult, Put, Record, Unknown
 from storage.metadata.version_watch import CertainRead, read_certainly
+from storage.objects.naming import MARKERS
 from storage.objects.port import ObjectStore
 from storage.vocabulary import ObjectId, PartitionId
 
 FMT: Final = 1
-PREFIX: Final = "forebay-collections/"
-_OURS: Final = "forebay-"
+PREFIX: Final = f"{MARKERS}collections/"
 """What the names of the counts and the marks begin with, in this order: one list shows both."""
 COUNTS_KEPT: Final = 1_000
 """Objects that count deletions: with each, the one this far behind it goes."""
@@ -202,7 +202,7 @@ async def _seen_by(objects: ObjectStore, number: int) -> tuple[int, Sequence[str
     """The greatest count above `number`, or 0, and the newest marks, oldest first."""
     marks: deque[str] = deque(maxlen=MARKS_LISTED_MAX)
     greatest = 0
-    async for stat in objects.list(_OURS, start_after=count_key(number) if number > 0 else PREFIX):
+    async for stat in objects.list(MARKERS, start_after=count_key(number) if number > 0 else PREFIX):
         name = stat.key.removeprefix(PREFIX)
         if name.isdecimal() and name != stat.key:
             greatest = max(greatest, int(name))

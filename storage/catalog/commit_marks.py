@@ -19,11 +19,13 @@ from storage.catalog.records import decode_checked, encode_checked
 from storage.errors import StorageError
 from storage.metadata.keys import partition_of_control
 from storage.metadata.version_watch import PutControl
+from storage.objects.naming import MARKERS
 from storage.objects.port import ObjectStore
+from storage.objects.requests import caused_by
 from storage.vocabulary import TopicId
 
 FMT: Final = 1
-MARKS_PREFIX: Final = "forebay-marks/"
+MARKS_PREFIX: Final = f"{MARKERS}marks/"
 MARK_EVERY_S: Final = 600.0
 LOOK_EVERY_S: Final = 5.0
 COMMITS_MAX: Final = 64
@@ -90,15 +92,16 @@ class CommitMarks:
         commits = tuple([MarkedCommit(*partition, version) for partition, version in named if partition is not None])
         mark = CommitMark(broker_id=self._broker_id(), at_ms=self._clock.now_ms(), commits=commits)
         key = f"{MARKS_PREFIX}{self._ids.next_ulid()}"
-        try:
-            async with asyncio.timeout(PUT_TIMEOUT_S):
-                await self._objects.put_if_absent(key, [encode_checked(mark)])
-        except (StorageError, TimeoutError) as error:
-            _log.debug("commits_not_marked", cause=repr(error))
-            return
-        former, self._key, self._marked = self._key, key, newest
-        self._next_s = self._clock.monotonic_s() + MARK_EVERY_S
-        if former is not None:
-            with contextlib.suppress(StorageError, TimeoutError):
+        with caused_by("marker"):
+            try:
                 async with asyncio.timeout(PUT_TIMEOUT_S):
-                    await self._objects.delete_many([former])
+                    await self._objects.put_if_absent(key, [encode_checked(mark)])
+            except (StorageError, TimeoutError) as error:
+                _log.debug("commits_not_marked", cause=repr(error))
+                return
+            former, self._key, self._marked = self._key, key, newest
+            self._next_s = self._clock.monotonic_s() + MARK_EVERY_S
+            if former is not None:
+                with contextlib.suppress(StorageError, TimeoutError):
+                    async with asyncio.timeout(PUT_TIMEOUT_S):
+                        await self._objects.delete_many([former])

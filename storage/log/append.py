@@ -45,6 +45,7 @@ from storage.log.partition import PartitionLog
 from storage.log.upload import Uploader
 from storage.log.upload_places import UploadPlace, UploadPlaces
 from storage.log.writers import BrokerEpoch
+from storage.objects.requests import CAUSE
 from storage.vocabulary import Buffer, ObjectId
 
 FLUSH_INTERVAL: Final = Metric(
@@ -354,6 +355,7 @@ class Appender:
             self._overdue_check = asyncio.get_running_loop().call_later(OVERDUE_CHECK_S, self._give_up_overdue)
 
     async def _flush(self, flush: Flush, place: UploadPlace) -> None:
+        CAUSE.set("flush")
         began_s = self._clock.monotonic_s()
         try:
             try:

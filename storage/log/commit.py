@@ -35,6 +35,7 @@ from storage.log.unknown import Fate, Found, UnknownAttempts, fate_of, one_more
 from storage.log.unknown_producers import UnknownProducers, proved_for
 from storage.log.writers import BrokerEpoch, DeadWriters
 from storage.metadata.port import ABSENT, Applied, Delete, MetadataStore, NotApplied, Put, Status, Unknown, WriteOp, WriteOutcome
+from storage.objects.requests import CAUSE
 
 COMMIT_CONFLICTS: Final = Metric("forebay_commit_conflicts_total", "Commits that lost a CAS and were decided again")
 COMMIT_UNKNOWN: Final = Metric("forebay_commit_unknown_total", "Commit attempts whose outcome had to be read back")
@@ -471,6 +472,7 @@ class Committer:
 
     async def _reupload(self, commit: Commit) -> None:
         """The object is at or below the floor of revoked ids: its bytes get a new, higher name before they may be committed."""
+        CAUSE.set("recommit")
         control = commit.log.seen.control
         try:
             await self._upload_again(commit, control.revoked_floor if control is not None else "")

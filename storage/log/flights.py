@@ -17,6 +17,7 @@ from storage.limits import MIB
 from storage.log.partition import PartitionLog
 from storage.log.segments import Elsewhere
 from storage.log.tail import BatchRun
+from storage.objects.requests import CAUSE
 from storage.vocabulary import PartitionId
 
 UNATTENDED_MAX: Final = 64
@@ -191,6 +192,7 @@ class Flights:
         self._unattended_bytes -= self._unattended.pop(flight, 0)
 
     async def _fly(self, flight: Flight, runs_max: int, at_least_one: bool) -> None:
+        CAUSE.set("fetch")
         log = flight.log
         goes_on = (log.partition, flight.offset) in self._ends
         try:

@@ -33,6 +33,7 @@ from storage.log.readplan import scan
 from storage.log.segments import Elsewhere, Gap, SegmentReader
 from storage.log.stamping import check_passed, stamp
 from storage.log.tail import BatchRun
+from storage.objects.requests import caused_by
 from storage.vocabulary import PartitionId
 
 WINDOW_BYTES_MIN: Final = 256 * KIB
@@ -225,7 +226,8 @@ class Reader:
         key = object_of(source, log.partition)
         self._damage.note(_cause(first))
         try:
-            run = await self._read_source(log, source, offset, terms)
+            with caused_by("repair"):
+                run = await self._read_source(log, source, offset, terms)
         except (NotFound, EndsEarly, Corrupt) as second:
             self._damage.note(_cause(without_frames(second)))
             confirmed = _confirmed(second, log, offset)

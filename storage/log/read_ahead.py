@@ -19,6 +19,7 @@ from storage.cache.blocks import BlockCache
 from storage.cache.eviction import HISTORY_SHARE_MAX
 from storage.errors import StorageError
 from storage.limits import MIB, PART_BYTES
+from storage.objects.requests import CAUSE
 
 AHEAD_BLOCKS_LEAST: Final = 1
 """Blocks of the cache in front of a consumer, below which more is fetched."""
@@ -170,6 +171,7 @@ class ReadAhead:
         self._bytes_under_way -= self._under_way.pop((key, start))
 
     async def _fetch(self, key: str, start: int, end: int) -> None:
+        CAUSE.set("read_ahead")
         self._bytes_to_begin -= end - start
         try:
             async with asyncio.timeout(TIMEOUT_S):

@@ -29,6 +29,7 @@ from storage.log.record_times import first_reaching, greatest_from
 from storage.log.tail import BatchRun
 from storage.log.timestamps import TimestampedOffset
 from storage.metadata.port import MetadataStore
+from storage.objects.requests import caused_by
 from storage.recordbatch import CODEC_MASK, NO_TIMESTAMP, BatchHeader, parse_header
 from storage.vocabulary import PartitionId
 
@@ -86,7 +87,8 @@ class TimeSearch:
         """What is searched may be trimmed or compacted meanwhile: then the search begins anew."""
         for _ in range(TRIMS_MET_MAX):
             try:
-                return await search()
+                with caused_by("time_search"):
+                    return await search()
             except (OffsetOutOfRange, EntriesMoved):
                 continue
         raise Unavailable(f"the log is trimmed or compacted faster than it is searched: partition={partition}")

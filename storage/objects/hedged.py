@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
 from storage.objects.port import ObjectStat, ObjectStore, UnfinishedUpload
+from storage.objects.requests import ATTEMPT
 from storage.vocabulary import Buffer
 
 T = TypeVar("T")
@@ -105,7 +106,7 @@ class HedgedObjectStore:
             tasks = [first]
             if not first.done() and self._budget >= 1.0:
                 self._budget -= 1.0
-                tasks.append(group.create_task(_outcome(request)))
+                tasks.append(group.create_task(_second(request)))
             answer, winner = await _first_answer(tasks)
             for task in tasks:
                 task.cancel()
@@ -146,6 +147,11 @@ async def _outcome(request: Callable[[], Awaitable[T]]) -> T | Exception:
         return await request()
     except Exception as error:  # noqa: BLE001 - raised by whoever asks for the outcome
         return error
+
+
+async def _second(request: Callable[[], Awaitable[T]]) -> T | Exception:
+    ATTEMPT.set("hedge")
+    return await _outcome(request)
 
 
 async def _first_answer(tasks: Sequence[asyncio.Task[T | Exception]]) -> tuple[T | Exception, asyncio.Task[T | Exception]]:

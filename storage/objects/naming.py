@@ -11,7 +11,10 @@ TEMPORARY_FOLDER: Final = ".tmp"
 PROBES: Final = ".probe/"
 """What is put to see whether puts succeed begins so, and no other object."""
 
-MARKER: Final = "forebay-cluster.json"
+MARKERS: Final = "forebay-"
+"""Objects that say of which cluster a store is, and of which state of its metadata, begin so, and no other object."""
+
+MARKER: Final = f"{MARKERS}cluster.json"
 """The object that says whose the store is (storage/catalog/store_marker.py)."""
 
 # A segment is a file name on a disk: at most 255 bytes, and not "." or "..".

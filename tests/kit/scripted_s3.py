@@ -54,6 +54,8 @@ class ScriptedS3:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.requests: list[Request] = []
+        self.answered: list[tuple[Request, Reply]] = []
+        """In the order of the answers, which may be lost or cut."""
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.upload_keys: list[str] = []
         """That of upload "0", of "1", and so on, unfinished or not."""
@@ -126,6 +128,7 @@ class ScriptedS3:
             request = Request(method, unquote(parts.path), query, headers, body)
             self.requests.append(request)
             reply = await self._answer(request)
+            self.answered.append((request, reply))
             if reply.raw is not None:
                 writer.write(reply.raw)
                 return

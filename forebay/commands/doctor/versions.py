@@ -7,6 +7,8 @@ from typing import Final
 from forebay.commands.doctor.finding import Checks, warning
 from process.settings.urls import scheme_of
 from runtime.clock import Clock
+from runtime.telemetry import Telemetry
+from storage.objects.requests import RequestMeter
 from storage.objects.s3.aioboto3_client import Aioboto3Client, credentials_for
 from storage.objects.s3.endpoint import resolve_endpoint
 from storage.objects.s3.faults import RequestFault
@@ -21,7 +23,7 @@ async def look_at_versions(url: str, checks: Checks, *, clock: Clock) -> None:
     if scheme_of(url) != "s3":
         return
     endpoint = resolve_endpoint(parse_s3_url(url), os.environ)
-    client = Aioboto3Client(endpoint, credentials=credentials_for(endpoint, os.environ, clock=clock))
+    client = Aioboto3Client(endpoint, credentials=credentials_for(endpoint, os.environ, clock=clock), meter=RequestMeter(Telemetry()))
     try:
         async with asyncio.timeout(ASK_S_MAX):
             keeps = await client.keeps_versions()

@@ -21,6 +21,7 @@ import crc32c
 from runtime.blocking import ThreadBlocking
 from runtime.clock import Clock
 from storage.objects.port import ObjectStat, UnfinishedUpload
+from storage.objects.requests import KEYS_PER_REQUEST, RequestMeter, attempted
 from storage.objects.s3.client import (
     CONNECT_S_MAX,
     CONNECTIONS_MAX,
@@ -29,16 +30,18 @@ from storage.objects.s3.client import (
     ListedPage,
     UndeletedKey,
     UploadsPage,
+    user_agent,
 )
 from storage.objects.s3.credentials import FIND_S_MAX, NO_CREDENTIALS, Credentials, CredentialSource, source_of
 from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import ErrorReply, Interrupted, NoCredentials, RequestFault, Unreached, error_reply
+from storage.objects.s3.metering import tracing
 from storage.objects.s3.proxies import Proxies
 from storage.objects.s3.tls import client_context, untrusted_of
 from storage.views import in_parts
 from storage.vocabulary import Buffer
 
-LIST_PAGE_OBJECTS: Final = 1_000
+LIST_PAGE_OBJECTS: Final = KEYS_PER_REQUEST
 DELETES_AT_ONCE: Final = 16
 """Where a server deletes one object at a time."""
 
@@ -46,7 +49,11 @@ DELETES_AT_ONCE: Final = 16
 class Aioboto3Client:
     """A `DataClient` and a `ControlClient`. All its requests belong to the loop of its first one."""
 
-    def __init__(self, endpoint: BucketEndpoint, *, credentials: CredentialSource) -> None:
+    def __init__(self, endpoint: BucketEndpoint, *, credentials: CredentialSource, meter: RequestMeter, run: str = "") -> None:
+        """`run` names this process in each request."""
+        self._meter = meter
+        self._user_agent = user_agent(run)
+        self._trace: aiohttp.TraceConfig | None = None
         self._endpoint = endpoint
         self._credentials = credentials
         self._blocking = ThreadBlocking(threads=1, name="s3-sdk")
@@ -69,6 +76,7 @@ class Aioboto3Client:
             with _translated():
                 reply = await client.put_object(**self._of(name), Body=body, IfNoneMatch="*", **checksum)
                 _ = reply["ETag"]  # a success that names no object is none of S3's
+            self._meter.stored(len(body))
 
         if self._takes_checksum is not False:
             try:
@@ -80,7 +88,8 @@ class Aioboto3Client:
                     raise
         # As old as S3, and checked by every server, but dearer.
         md5 = await self._blocking.run(partial(_md5, body))
-        await put(ContentMD5=md5)
+        with attempted("first" if self._takes_checksum is False else "retry"):
+            await put(ContentMD5=md5)
         self._takes_checksum = False
 
     async def get_range(self, name: str, start: int, end: int) -> bytes:
@@ -93,6 +102,7 @@ class Aioboto3Client:
                 if not reply["ContentRange"].startswith(f"bytes {start}-"):
                     raise ValueError(f"bytes {start}-{end - 1} were asked for: content_range={reply['ContentRange']!r}")
                 found: bytes = await body.read()
+        self._meter.read(len(found))
         return found
 
     async def get_parts(self, name: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
@@ -159,7 +169,9 @@ class Aioboto3Client:
         md5 = await self._blocking.run(partial(_md5, body))
         with _translated():
             reply = await client.upload_part(**self._of(name), UploadId=upload, PartNumber=number, Body=bytes(body), ContentMD5=md5)
-            return str(reply["ETag"])
+            etag = str(reply["ETag"])
+        self._meter.stored(len(body))
+        return etag
 
     async def finish_upload(self, name: str, upload: str, etags: Sequence[str]) -> None:
         client = await self._opened()
@@ -224,6 +236,7 @@ class Aioboto3Client:
         async with self._opening:
             if self._session is None:
                 self._session, self._tls = await self._blocking.run(partial(_load, self._endpoint, self._credentials))
+                self._trace = tracing(self._meter, bucket=self._endpoint.bucket, path_style=self._endpoint.path_style)
 
     async def _opened(self) -> Any:
         if self._s3 is None:
@@ -236,7 +249,7 @@ class Aioboto3Client:
                                 "s3",
                                 region_name=self._endpoint.region,
                                 endpoint_url=self._endpoint.url,
-                                config=_config(self._endpoint, self._tls),
+                                config=_config(self._endpoint, self._tls, user_agent=self._user_agent, trace=self._trace),
                             )
                         )
                         self._s3.meta.events.register("before-call.s3.DeleteObjects", _with_md5)
@@ -330,6 +343,8 @@ def _config(
     connect_timeout: float = CONNECT_S_MAX,
     read_timeout: float = REQUEST_S_MAX,
     attempts_max: int = 1,
+    user_agent: str = USER_AGENT,
+    trace: aiohttp.TraceConfig | None = None,
 ) -> Any:
     parent: type = importlib.import_module("aiobotocore.config").AioConfig
 
@@ -341,7 +356,7 @@ def _config(
             return merged
 
     return Config(
-        http_session_cls=_http_session_class(endpoint, tls),
+        http_session_cls=_http_session_class(endpoint, tls, trace),
         connect_timeout=connect_timeout,
         read_timeout=read_timeout,
         max_pool_connections=CONNECTIONS_MAX,
@@ -350,11 +365,11 @@ def _config(
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3={"payload_signing_enabled": False, "addressing_style": "path" if endpoint.path_style else "virtual"},
-        user_agent_extra=USER_AGENT,
+        user_agent_extra=user_agent,
     )
 
 
-def _http_session_class(endpoint: BucketEndpoint, tls: ssl.SSLContext | bool) -> type:
+def _http_session_class(endpoint: BucketEndpoint, tls: ssl.SSLContext | bool, trace: aiohttp.TraceConfig | None) -> type:
     parent: type = importlib.import_module("aiobotocore.httpsession").AIOHTTPSession
     configuration: type = importlib.import_module("botocore.httpsession").ProxyConfiguration
 
@@ -383,6 +398,9 @@ def _http_session_class(endpoint: BucketEndpoint, tls: ssl.SSLContext | bool) ->
             session = await super()._get_session(proxy_url)
             # aiohttp sends a PUT again when a kept-alive connection breaks: the second one meets the first one's object and gets 412.
             session._retry_connection = False  # noqa: SLF001
+            if trace is not None and trace not in session.trace_configs:
+                trace.freeze()
+                session.trace_configs.append(trace)
             return session
 
     return OneWaySession

@@ -2,9 +2,12 @@
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 from runtime.clock import Clock
+from storage.objects.requests import attempted
 from storage.objects.s3.credentials import Credentials
 
 PAUSE_FIRST_S: Final = 0.05
@@ -24,6 +27,13 @@ class Backoff:
         """What the last try failed with, without frames."""
         self.signed_with = signed_with
         """The credentials that were held when the last try began."""
+
+    @asynccontextmanager
+    async def attempt(self, within_s: float | None = None) -> AsyncIterator[None]:
+        """One try: its deadline, and whether its requests are counted as repeated. Raise TimeoutError when the time has passed."""
+        with attempted("first" if self.tries == 1 else "retry"):
+            async with asyncio.timeout(within_s):
+                yield
 
     async def pause(self) -> bool:
         """Whether to try again; the time to do so has come when this returns."""

@@ -15,6 +15,11 @@ CONNECTIONS_MAX: Final = 64
 USER_AGENT: Final = "forebay"
 
 
+def user_agent(run: str) -> str:
+    """The product of our requests, with a token by which lines of the server's access log belong to one process (`forebay_build_info`)."""
+    return f"{USER_AGENT} run/{run}" if run else USER_AGENT
+
+
 class ListedPage(NamedTuple):
     """Objects in the order of their keys; `more` if others follow."""
 

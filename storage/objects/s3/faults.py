@@ -4,6 +4,7 @@ Unreached      no connection: nothing was sent
 Untrusted      the same, because of the server's certificate
 NoCredentials  nothing to sign with: nothing was sent
 Interrupted    sent, in part or whole, and no whole reply: it may have happened
+AnswerCutShort the same of a request that succeeded: a part of the answer came
 ErrorReply     the server answered with an error
 """
 
@@ -77,6 +78,10 @@ class Untrusted(Unreached):
 
 class Interrupted(RequestFault):
     """No whole reply: a write may have happened."""
+
+
+class AnswerCutShort(Interrupted):
+    """The server answered with success, and the body of the answer did not come whole."""
 
 
 class NoCredentials(RequestFault):

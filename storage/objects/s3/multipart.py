@@ -4,14 +4,13 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from storage.limits import MIB
+from storage.objects.requests import UPLOAD_PART_BYTES
 from storage.objects.s3.backoff import Backoff
 from storage.objects.s3.client import ControlClient
 from storage.objects.s3.faults import ErrorReply, Interrupted, RequestFault, Unreached
 from storage.vocabulary import Buffer
 
-PART_BYTES: Final = 16 * MIB
-"""S3 takes 5 MiB to 5 GiB, and 10,000 parts."""
+PART_BYTES: Final = UPLOAD_PART_BYTES
 PARTS_AT_ONCE: Final = 4
 ABORT_S: Final = 5.0
 
@@ -57,7 +56,8 @@ async def _put_parts(
 async def _put_part(client: ControlClient, name: str, upload: str, number: int, body: bytes, backoff: Backoff) -> str:
     while True:
         try:
-            return await client.put_part(name, upload, number, body)
+            async with backoff.attempt():
+                return await client.put_part(name, upload, number, body)
         except (Unreached, Interrupted) as error:
             fault: RequestFault = error
         except ErrorReply as error:

@@ -19,6 +19,7 @@ from storage.errors import AlreadyExists, EndsEarly, NotFound, OutcomeUnknown, U
 from storage.limits import MIB
 from storage.objects.naming import check_key, is_key
 from storage.objects.port import ObjectStat, UnfinishedUpload
+from storage.objects.requests import KEYS_PER_REQUEST, caused_by
 from storage.objects.s3.backoff import Backoff
 from storage.objects.s3.client import ControlClient, DataClient, UndeletedKey
 from storage.objects.s3.credentials import CredentialSource, remedy
@@ -53,7 +54,7 @@ MULTIPART_ABOVE_BYTES: Final = PART_BYTES
 """Not lower: what fits one part takes three requests instead of one."""
 PUT_BYTES_MAX: Final = 5 << 30
 """S3 takes larger objects in parts only."""
-DELETE_KEYS_MAX: Final = 1_000
+DELETE_KEYS_MAX: Final = KEYS_PER_REQUEST
 
 
 class S3ObjectStore:
@@ -172,7 +173,7 @@ class S3ObjectStore:
         with self._needing_permission(), self._noting("upload not aborted", key, backoff):
             while True:
                 try:
-                    async with asyncio.timeout(ATTEMPT_S):
+                    async with backoff.attempt(ATTEMPT_S):
                         await self._control.abort_upload(self._root + key, upload_id)
                     return
                 except (RequestFault, TimeoutError) as error:
@@ -242,7 +243,7 @@ class S3ObjectStore:
         may_be_ours = in_flight = False
         while True:
             try:
-                await self._send(key, parts, size_bytes)
+                await self._send(key, parts, size_bytes, backoff)
                 return
             except (RequestFault, TimeoutError) as error:
                 cause = _without_frames(error)
@@ -268,12 +269,12 @@ class S3ObjectStore:
                 raise OutcomeUnknown(f"{failure}; an earlier request may still take effect") from cause
         raise Unavailable(failure) from cause
 
-    async def _send(self, key: str, parts: Sequence[Buffer], size_bytes: int) -> None:
+    async def _send(self, key: str, parts: Sequence[Buffer], size_bytes: int, backoff: Backoff) -> None:
         name, attempt_s = self._root + key, _attempt_s(size_bytes)
         takes_parts = True
         if size_bytes > PUT_BYTES_MAX or (size_bytes > MULTIPART_ABOVE_BYTES and self._takes_parts):
             try:
-                async with asyncio.timeout(attempt_s):
+                async with backoff.attempt(attempt_s):
                     await put_in_parts(self._control, name, parts, backoff=partial(self._backoff, attempt_s, PART_TRIES_MAX))
                 return
             except ErrorReply as refused:
@@ -282,7 +283,7 @@ class S3ObjectStore:
                 if is_of_this_try or size_bytes > PUT_BYTES_MAX:
                     raise
                 takes_parts = False
-        async with asyncio.timeout(attempt_s):
+        async with backoff.attempt(attempt_s):
             await self._data.put_if_absent(name, parts)
         # In parts it was refused, and at once it was not: the next large objects need not be sent twice.
         self._takes_parts &= takes_parts
@@ -290,18 +291,19 @@ class S3ObjectStore:
     async def _is_stored(self, key: str, parts: Sequence[Buffer], size_bytes: int) -> bool:
         """Whether the object is there, of these parts. Raise `AlreadyExists` if it is another, `OutcomeUnknown` if it cannot be read."""
         expected, found = hashlib.sha256(), hashlib.sha256()
-        try:
-            same = (await self.stat(key)).size_bytes == size_bytes
-            if same:
-                for part in parts:
-                    expected.update(part)
-                for start in range(0, size_bytes, READ_BACK_BYTES):
-                    end = min(start + READ_BACK_BYTES, size_bytes)
-                    found.update(await self._get(key, start, end, partial(self._data.get_range, self._root + key, start, end)))
-        except NotFound:
-            return False
-        except Unavailable as error:
-            raise OutcomeUnknown(f"object may be stored and cannot be read back: key={key!r} cause={error}") from error
+        with caused_by("read_back"):
+            try:
+                same = (await self.stat(key)).size_bytes == size_bytes
+                if same:
+                    for part in parts:
+                        expected.update(part)
+                    for start in range(0, size_bytes, READ_BACK_BYTES):
+                        end = min(start + READ_BACK_BYTES, size_bytes)
+                        found.update(await self._get(key, start, end, partial(self._data.get_range, self._root + key, start, end)))
+            except NotFound:
+                return False
+            except Unavailable as error:
+                raise OutcomeUnknown(f"object may be stored and cannot be read back: key={key!r} cause={error}") from error
         if found.digest() != expected.digest() or not same:
             raise AlreadyExists(f"object exists, of another writer: key={key!r}")
         return True
@@ -334,7 +336,7 @@ class S3ObjectStore:
         with self._noting(f"{op} failed", key, backoff):
             while True:
                 try:
-                    async with asyncio.timeout(attempt_s):
+                    async with backoff.attempt(attempt_s):
                         return await request()
                 except (RequestFault, TimeoutError) as error:
                     cause = _without_frames(error)
@@ -350,7 +352,7 @@ class S3ObjectStore:
         backoff = self._backoff(CONTROL_PATIENCE_S, TRIES_MAX)
         while True:
             try:
-                async with asyncio.timeout(ATTEMPT_S):
+                async with backoff.attempt(ATTEMPT_S):
                     refusals = await self._control.delete(names)
             except (RequestFault, TimeoutError) as error:
                 cause = _without_frames(error)

@@ -5,8 +5,9 @@ Its errors are distinguished by their text, which has the status and the server'
 """
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -16,10 +17,21 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from storage.objects.port import ObjectStat
-from storage.objects.s3.client import CONNECT_S_MAX, CONNECTIONS_MAX, REQUEST_S_MAX, USER_AGENT
+from storage.objects.requests import RequestAnswer, RequestKind, RequestMeter
+from storage.objects.s3.client import CONNECT_S_MAX, CONNECTIONS_MAX, REQUEST_S_MAX, user_agent
 from storage.objects.s3.credentials import Credentials, CredentialSource
 from storage.objects.s3.endpoint import BucketEndpoint
-from storage.objects.s3.faults import CertificateFlaw, ErrorReply, Interrupted, RequestFault, Unreached, Untrusted, error_reply_of
+from storage.objects.s3.faults import (
+    AnswerCutShort,
+    CertificateFlaw,
+    ErrorReply,
+    Interrupted,
+    RequestFault,
+    Unreached,
+    Untrusted,
+    error_reply_of,
+)
+from storage.objects.s3.metering import answer_of
 from storage.views import in_parts
 from storage.vocabulary import Buffer
 
@@ -38,8 +50,18 @@ _ANSWER: Final = re.compile(r"Server returned non-2xx status code: (\d{3})[^:\n]
 class ObstoreClient:
     """A `DataClient`. Buffers of a cancelled put may be read for a moment after it: they must not change at all."""
 
-    def __init__(self, endpoint: BucketEndpoint, *, credentials: CredentialSource, authorities: bytes | None = None) -> None:
-        """`authorities` in PEM are trusted beside those of the system."""
+    def __init__(
+        self,
+        endpoint: BucketEndpoint,
+        *,
+        credentials: CredentialSource,
+        meter: RequestMeter,
+        authorities: bytes | None = None,
+        run: str = "",
+    ) -> None:
+        """`authorities` in PEM are trusted beside those of the system. `run` names this process in each request."""
+        self._meter = meter
+        self._user_agent = user_agent(run)
         self._endpoint = endpoint
         self._credentials = credentials
         self._authorities = authorities
@@ -69,7 +91,7 @@ class ObstoreClient:
             "connect_timeout": timedelta(seconds=CONNECT_S_MAX),
             "timeout": timedelta(seconds=REQUEST_S_MAX),
             "pool_max_idle_per_host": str(CONNECTIONS_MAX),
-            "user_agent": USER_AGENT,
+            "user_agent": self._user_agent,
             # Named even where there is none: obstore would read the environment itself, and otherwise than the other client.
             "proxy_url": proxy or NO_PROXY_URL,
             "proxy_excludes": "" if proxy else urlsplit(endpoint.url_of_requests).hostname or "",
@@ -93,37 +115,48 @@ class ObstoreClient:
     async def put_if_absent(self, name: str, parts: Sequence[Buffer]) -> None:
         store = await self._store()
         body = list(parts) if len(parts) <= PARTS_MAX else [b"".join(parts)]
-        try:
+        with self._counted("put", name):
             # Lists and long bodies become multipart uploads, which know no condition, unless that is forbidden.
             await obstore.put_async(store, name, body, mode="create", use_multipart=False)
-        except (BaseError, FileNotFoundError) as error:
-            raise _fault(error) from error
+        self._meter.stored(sum(map(len, body)))
 
     async def get_range(self, name: str, start: int, end: int) -> Buffer:
         store = await self._store()
-        try:
-            return memoryview(await obstore.get_range_async(store, name, start=start, end=end)).toreadonly()
-        except (BaseError, FileNotFoundError) as error:
-            raise _fault(error) from error
+        with self._counted("ranged_get", name):
+            found = memoryview(await obstore.get_range_async(store, name, start=start, end=end)).toreadonly()
+        self._meter.read(len(found))
+        return found
 
     async def get_parts(self, name: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
         store = await self._store()
-        try:
+        with self._counted("ranged_get", name):
             found = await obstore.get_async(store, name, options={"range": (start, end)})
             # Threads of obstore's put the parts together: to cut the whole range here would take the loop twice as long.
             parts = [part async for part in found.stream(min_chunk_size=part_bytes)]
-        except (BaseError, FileNotFoundError) as error:
-            raise _fault(error) from error
+        self._meter.read(sum(map(len, parts)))
         # A part ends with what was received at a time, which is a few hundred KiB.
         return [piece for part in parts for piece in (in_parts(part, 0, part_bytes) if len(part) > 2 * part_bytes else (part,))]
 
     async def head(self, name: str) -> ObjectStat:
         store = await self._store()
-        try:
+        with self._counted("head", name):
             found = await obstore.head_async(store, name)
-        except (BaseError, FileNotFoundError) as error:
-            raise _fault(error) from error
         return ObjectStat(name, found["size"], round(found["last_modified"].timestamp() * 1_000))
+
+    @contextlib.contextmanager
+    def _counted(self, request: RequestKind, name: str) -> Iterator[None]:
+        """One request is sent within, if any. Raises the fault that it ends in."""
+        answer: RequestAnswer | None = "none"
+        try:
+            yield
+            answer = "2xx"
+        except (BaseError, FileNotFoundError) as error:
+            fault = _fault(error)
+            answer = answer_of(fault)
+            raise fault from error
+        finally:
+            if answer is not None:
+                self._meter.count(request, name, answer)
 
     async def close(self) -> None:
         """Connections end with the object: obstore has no call for it."""
@@ -148,9 +181,13 @@ def _fault(error: Exception) -> RequestFault:
         return ErrorReply(301, "PermanentRedirect", "the bucket is in another region")
     if "NotPartial" in debug:
         return ErrorReply(200, "", "a whole object, or something else, where a range was asked for")
+    if not text.partition("\n")[0].startswith(_BEFORE_AN_ANSWER) and _IN_THE_BODY.search(debug):
+        return AnswerCutShort(reason)
     return Interrupted(reason)
 
 
+_BEFORE_AN_ANSWER: Final = "Generic S3 error: Error performing"
+_IN_THE_BODY: Final = re.compile(r"\bkind: Body\b")
 _NO_CONNECTION: Final = re.compile(r"\bkind: Connect\b")
 """As a word: `kind: ConnectionReset` comes of a connection on which a request, or a part of it, was sent."""
 _CERTIFICATE: Final = re.compile(r"\bInvalidCertificate\((.{0,200})", re.DOTALL)

@@ -7,6 +7,7 @@ from typing import Literal
 from runtime.clock import Clock
 from runtime.telemetry import Telemetry
 from storage.errors import Unavailable
+from storage.objects.requests import RequestMeter
 from storage.objects.s3.aioboto3_client import Aioboto3Client, credentials_for
 from storage.objects.s3.credentials import FIND_S_MAX
 from storage.objects.s3.endpoint import resolve_endpoint
@@ -32,10 +33,15 @@ async def open_s3(
     _ = endpoint.route  # raises
     authorities = read_authorities(endpoint.ca) if endpoint.ca is not None and endpoint.is_https else None
     credentials = credentials_for(endpoint, os.environ, clock=clock)
-    control = Aioboto3Client(endpoint, credentials=credentials)
+    meter = RequestMeter(telemetry, root=location.root)
+    control = Aioboto3Client(endpoint, credentials=credentials, meter=meter, run=telemetry.run)
     try:
         await credentials.current(within_s=FIND_S_MAX)
-        data = control if client == "aioboto3" else ObstoreClient(endpoint, credentials=credentials, authorities=authorities)
+        data = (
+            control
+            if client == "aioboto3"
+            else ObstoreClient(endpoint, credentials=credentials, meter=meter, authorities=authorities, run=telemetry.run)
+        )
     except NoCredentials as fault:
         await control.close()
         raise Unavailable(str(fault)) from fault

@@ -22,6 +22,7 @@ from storage.objects.hedged import (
 )
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.port import ObjectStore
+from storage.objects.requests import ATTEMPT
 from tests.kit.objects_contract import ObjectStoreContract
 
 USUAL_S = 0.1
@@ -35,9 +36,11 @@ class Reads(MemoryObjectStore):
         self.plan: list[tuple[float, Exception | None]] = []
         self.begun = 0
         self.cancelled = 0
+        self.attempts: list[str] = []
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
         self.begun += 1
+        self.attempts.append(ATTEMPT.get())
         seconds, error = self.plan.pop(0) if self.plan else (USUAL_S, None)
         try:
             await asyncio.sleep(seconds)
@@ -111,6 +114,18 @@ def test_a_late_read_is_overtaken_by_the_second_and_cancelled() -> None:
         assert await hedged.timed() < 3 * USUAL_S
         assert (hedged.reads.begun, hedged.reads.cancelled) == (2, 1)
         assert hedged.hedges() == (1, 0)
+
+    run(scenario)
+
+
+def test_the_second_is_counted_as_a_hedge_and_the_next_read_is_not() -> None:
+    async def scenario(hedged: Hedged) -> None:
+        hedged.reads.plan = [(30.0, None)]
+
+        await hedged.timed()
+        await hedged.timed()
+
+        assert hedged.reads.attempts[-3:] == ["first", "hedge", "first"]
 
     run(scenario)
 

@@ -7,6 +7,8 @@ import obstore
 import pytest
 
 from runtime.clock import SystemClock
+from runtime.telemetry import Telemetry
+from storage.objects.requests import RequestMeter
 from storage.objects.s3.aioboto3_client import Aioboto3Client, credentials_for
 from storage.objects.s3.endpoint import resolve_endpoint
 from storage.objects.s3.location import parse_s3_url
@@ -31,8 +33,13 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_obstore_and_aioboto3_mean_the_same_address(url: str, address: str) -> None:
     endpoint = resolve_endpoint(parse_s3_url(url), {})
     credentials = credentials_for(endpoint, os.environ, clock=SystemClock())
-    signed = obstore.sign(await ObstoreClient(endpoint, credentials=credentials)._store(), "GET", "wal/1", timedelta(minutes=1))
-    aioboto3 = Aioboto3Client(endpoint, credentials=credentials)
+    signed = obstore.sign(
+        await ObstoreClient(endpoint, credentials=credentials, meter=RequestMeter(Telemetry()))._store(),
+        "GET",
+        "wal/1",
+        timedelta(minutes=1),
+    )
+    aioboto3 = Aioboto3Client(endpoint, credentials=credentials, meter=RequestMeter(Telemetry()))
     client = await aioboto3._opened()
     presigned = await client.generate_presigned_url("get_object", Params={"Bucket": endpoint.bucket, "Key": "wal/1"})
     await aioboto3.close()

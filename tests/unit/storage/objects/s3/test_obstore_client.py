@@ -7,6 +7,8 @@ import struct
 import pytest
 
 from runtime.clock import SystemClock
+from runtime.telemetry import Telemetry
+from storage.objects.requests import RequestMeter
 from storage.objects.s3.credentials import Credentials, CredentialSource
 from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import Interrupted, Unreached
@@ -31,6 +33,7 @@ async def test_a_connection_that_is_reset_under_a_put_leaves_open_what_became_of
     client = ObstoreClient(
         BucketEndpoint(bucket=BUCKET, url=f"http://127.0.0.1:{port}", region="us-east-1", path_style=True),
         credentials=CredentialSource(role, environment={}, clock=SystemClock()),
+        meter=RequestMeter(Telemetry()),
     )
     async with listening:
         with pytest.raises(Interrupted):
