@@ -34,6 +34,7 @@ from broker.registration import RegisteredLife
 from broker.responses import Responses
 from broker.server import ConnectionLimits, Server
 from process.accepting import bind
+from process.cost.meter import CostMeter
 from process.disk_space import DiskSpace, folders_of, measure_folders
 from process.http.health import METADATA, Readiness
 from process.http.probes import MetadataProbe, ObjectProbe, Probes
@@ -49,7 +50,7 @@ from runtime.blocking import ThreadBlocking
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
-from runtime.telemetry import Telemetry
+from runtime.telemetry import Telemetry, run_token
 from runtime.version import forebay_version
 from storage.cache.blocks import BlockCache
 from storage.catalog.brokers import BrokerDirectory, Endpoint
@@ -101,9 +102,11 @@ class Broker:
         waiters: Waiters,
         marks: CommitMarks | None,
         http: HttpParts,
+        cost: CostMeter,
     ) -> None:
         self._marks = marks
         self.http = http
+        self.cost = cost
         self.cluster_id = cluster_id
         self.listeners = listeners
         self.readiness = readiness
@@ -162,8 +165,9 @@ async def open_broker(
     how several brokers of one process share stores, and a test says who leads.
     """
     clock = SystemClock()
-    telemetry = Telemetry()
     ids = IdSource(clock=clock)
+    telemetry = Telemetry(run=run_token())
+    cost = CostMeter(telemetry, settings, clock=clock)
     outcomes = StoreOutcomes(clock=clock, telemetry=telemetry)
     readiness = Readiness(outcomes=outcomes, clock=clock)
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -335,6 +339,7 @@ async def open_broker(
             clock=clock,
         )
         nursery.spawn(probes.run(), name="probes")
+        nursery.spawn(cost.run(), name="cost")
         store_watch = StoreWatch(opened, settings, of_cluster, on_lost=partial(_note_lost, readiness, lost))
         nursery.spawn(store_watch.run(), name="store-watch")
         marks: CommitMarks | None = None
@@ -371,6 +376,7 @@ async def open_broker(
                 clock=clock,
                 telemetry=telemetry,
             ),
+            cost=cost,
         )
         closing.push_async_callback(broker.aclose)
         yield broker

@@ -14,13 +14,14 @@ from compactor.plan import CompactionPolicy
 from compactor.round import RoundLimits
 from compactor.tidy_plan import TidyPolicy
 from compactor.upkeep import Upkeep
+from process.cost.meter import CostMeter
 from process.http.health import DRAINING, METADATA, Check, Health
 from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from process.settings.model import Settings
 from runtime.blocking import ThreadBlocking
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
-from runtime.telemetry import Telemetry
+from runtime.telemetry import Telemetry, run_token
 from storage.errors import IncompatibleFormat, StorageError, Unavailable
 from storage.opening import Stores, open_stores
 
@@ -57,8 +58,19 @@ class CompactorHealth:
 class Compactor:
     """`run` until cancelled."""
 
-    def __init__(self, upkeep: Upkeep, measures: Measures, telemetry: Telemetry, *, pace: Pace, interval_s: float, clock: Clock) -> None:
+    def __init__(
+        self,
+        upkeep: Upkeep,
+        measures: Measures,
+        telemetry: Telemetry,
+        *,
+        cost: CostMeter,
+        pace: Pace,
+        interval_s: float,
+        clock: Clock,
+    ) -> None:
         self.upkeep = upkeep
+        self.cost = cost
         self._pace = pace
         self.telemetry = telemetry
         self.health = CompactorHealth(measures, interval_s=interval_s, clock=clock)
@@ -101,8 +113,10 @@ async def open_compactor(
 
     `policy`: another than the settings'. Unless `is_paced` it is as fast as it can be: somebody waits for it.
     """
-    clock, telemetry = SystemClock(), Telemetry()
+    clock = SystemClock()
     ids = IdSource(clock=clock)
+    telemetry = Telemetry(run=run_token())
+    cost = CostMeter(telemetry, settings, clock=clock)
     async with contextlib.AsyncExitStack() as closing:
         opening = (
             stores(telemetry)
@@ -148,5 +162,5 @@ async def open_compactor(
         )
         closing.push_async_callback(upkeep.close)
         interval_s = settings.compactor.interval.total_seconds()
-        compactor = Compactor(upkeep, measures, telemetry, pace=pace, interval_s=interval_s, clock=clock)
+        compactor = Compactor(upkeep, measures, telemetry, cost=cost, pace=pace, interval_s=interval_s, clock=clock)
         yield compactor

@@ -47,7 +47,7 @@ from runtime.telemetry import Metric
 from storage.errors import StorageError
 from storage.limits import MIB, PRODUCER_BATCHES_KEPT
 
-STREAMS: Final = Metric("forebay_http_streams", "Streams of the HTTP API that are open, by kind", ("kind",))
+STREAMS: Final = Metric("forebay_http_streams", "Streams of the HTTP API that are open, by kind", ("kind",), aggregation="sum")
 
 SSE: Final = "text/event-stream"
 UNANSWERED_BYTES_MAX: Final = 4 * MIB

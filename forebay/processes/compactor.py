@@ -79,6 +79,7 @@ async def _until_stopped(settings: Settings, stages: Stages, deadline: Deadline,
                 link.ready(facts)
             async with Nursery() as nursery:
                 nursery.spawn(compactor.run(), name="upkeep")
+                nursery.spawn(compactor.cost.run(), name="cost")
                 await stop.wait()
                 deadline.start(settings.shutdown.deadline.total_seconds())
                 compactor.health.is_draining = True
@@ -131,6 +132,7 @@ def _server(settings: Settings, compactor: Compactor, blocking: ThreadBlocking) 
             setting="compactor.listen",
             kind="compactor",
             labels=settings.metrics.labels,
+            cost=compactor.cost.facts,
         ),
         readiness=compactor.health,
         telemetry=compactor.telemetry,

@@ -19,6 +19,7 @@ from broker.api_of_file import api_of_file
 from forebay.processes.companion import Companion, companion_of
 from forebay.processes.workers.link import SupervisorLink
 from process import descriptors, malloc, preflight
+from process.cost.meter import CostMeter
 from process.event_loop import loop_factory
 from process.explain import explain
 from process.http.health import Readiness
@@ -68,6 +69,8 @@ class ServedBroker(Protocol):
     def telemetry(self) -> Telemetry: ...
     @property
     def http(self) -> "HttpParts": ...
+    @property
+    def cost(self) -> CostMeter: ...
 
     async def drain(self, *, drain_s: float) -> None: ...
 
@@ -193,7 +196,7 @@ async def _http(settings: Settings, broker: ServedBroker, stages: Stages) -> Asy
         packing = ThreadBlocking(threads=1, name="http")
         closing.callback(packing.close)
         server = http.HttpServer(
-            http.ProcessFacts("/api/v1/broker", forebay_version(), partial(facts_of, broker), labels=settings.metrics.labels),
+            http.ProcessFacts("/api/v1/broker", forebay_version(), partial(facts_of, broker), labels=settings.metrics.labels, cost=broker.cost.facts),
             readiness=broker.readiness,
             telemetry=broker.telemetry,
             blocking=blocking,

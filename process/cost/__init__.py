@@ -2,4 +2,5 @@
 
 prices      dollars per request, GiB and month, by store; a file changes them or adds to them
 estimate    a load → requests and dollars a month, beside Apache Kafka in three zones
+meter       the requests of a process, as its store's clients count them → dollars
 """

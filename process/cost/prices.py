@@ -62,6 +62,14 @@ class StorePrices:
         """Dollars for one request that is answered."""
         return float(getattr(self, _PRICED_AS[request])) / 1_000
 
+    def of_gib(self, direction: str) -> float:
+        """Dollars for a GiB that goes `in`, or comes `out`, inside the store's region."""
+        return self.upload_per_gib if direction == "in" else self.retrieval_per_gib
+
+    def by_item(self) -> Mapping[str, float]:
+        """Every price by its name in a file."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if "_per_" in field.name}
+
 
 _PRICED_AS: Final = {
     **dict.fromkeys(("put", "upload_begin", "upload_part", "upload_finish"), "put_per_1000"),

@@ -4,6 +4,7 @@ GET /healthz            the process lives: the loop ran lately; touches no store
 GET /readyz             send clients here, or not (503) and why
 GET /metrics            Prometheus' text format
 GET /metrics.json       the same series as JSON
+GET /api/v1/cost        requests to the object store and what they cost
 GET /api/v1/broker      id, cluster, listeners, version, uptime; /api/v1/compactor of a compactor
 
 A broker serves its log beside these (broker/http).
@@ -64,6 +65,8 @@ class ProcessFacts:
     setting: str = "http.listen"
     kind: Literal["broker", "compactor"] = "broker"
     labels: Sequence[tuple[str, str]] = ()
+    cost: Callable[[], Mapping[str, object]] = dict
+    """What `GET /api/v1/cost` tells."""
 
     def build_info(self) -> tuple[str, ...]:
         """The labels of `BUILD_INFO`, as things are now: a broker that is registered again may have another id."""
@@ -188,6 +191,7 @@ class HttpServer:
                 web.get("/metrics", self._metrics),
                 web.get("/metrics.json", self._metrics_json),
                 web.get(self._about.path, self._facts),
+                web.get("/api/v1/cost", self._cost),
             ]
         )
         return application
@@ -208,6 +212,9 @@ class HttpServer:
 
     async def _metrics_json(self, _: web.Request) -> web.Response:
         return web.Response(body=await self._json.body(), headers={"Content-Type": JSON})
+
+    async def _cost(self, _: web.Request) -> web.Response:
+        return _json(200, self._about.cost())
 
     async def _facts(self, _: web.Request) -> web.Response:
         uptime_s = round(self._clock.monotonic_s() - self._began_s, 3)

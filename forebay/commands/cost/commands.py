@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from forebay.commands.settings_options import ConfigFile, SettingOverrides
-from forebay.kafka_client.failures import failures_reported
-from forebay.kafka_client.options import Output, OutputFormat, Quiet, Terminal
+from forebay.kafka_client.failures import EXIT_UNHEALTHY, EXIT_UNREACHABLE, failures_reported
+from forebay.kafka_client.options import DEFAULT_TIMEOUT, Output, OutputFormat, Quiet, Terminal, Timeout, seconds
 
 if TYPE_CHECKING:
     from process.settings.model import Settings
@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 cost = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show what object storage costs, or would cost.")
-
-
-@cost.callback()
-def _commands() -> None:
-    """Keeps the name of a command even while there is one alone."""
 
 
 @cost.command()
@@ -100,6 +95,61 @@ def estimate(
         terminal.show(estimate_data(load, result, found, table, budget), estimate_table(load, result, found, table, budget))
 
 
+@cost.command()
+def now(
+    http: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--http",
+            help="Ask the process that serves HTTP here. Repeatable.",
+            metavar="HOST:PORT",
+            show_default="http.listen, and what has registered",
+        ),
+    ] = None,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    config_file: ConfigFile = None,
+    assignments: SettingOverrides = None,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+) -> None:
+    """Show what running brokers and compactors have cost, and the rate.
+
+    Each counts since it started, and its rate is that of its last ten minutes. It exits with code 3 if none of them answers, and with
+    code 6 if some do not.
+    """
+    with failures_reported():
+        from forebay.commands.cost.asking import ask, registered
+        from forebay.commands.cost.views import now_data, now_table
+        from process import event_loop
+        from process.cost.meter import sum_up
+        from process.explain import explain
+        from process.settings.listeners import parse_address
+        from runtime import logs
+
+        logs.configure(format="auto", level="error")  # the answer says it all
+        settings, terminal, within_s = _settings(config_file, assignments), Terminal(output, quiet), seconds(timeout)
+        try:
+            addresses = [_parsed(parse_address, one, "--http") for one in http] if http else event_loop.run(registered(settings))
+        except typer.BadParameter:
+            raise
+        except Exception as error:
+            if (explanation := explain(error)) is None:
+                raise
+            typer.echo(explanation.message, err=True)
+            raise typer.Exit(explanation.exit_code) from error
+        bills = ask(addresses, within_s=within_s)
+        found = [bill.facts for bill in bills if bill.facts is not None]
+        silent = [bill for bill in bills if bill.facts is None]
+        for bill in silent:
+            terminal.warn(f"{bill.address}: {bill.cause}. Name where processes serve HTTP with --http HOST:PORT.")
+        if not found:
+            raise typer.Exit(EXIT_UNREACHABLE)
+        sums = sum_up(found)
+        terminal.show(now_data(sums, found), now_table(sums, found))
+        if silent:
+            raise typer.Exit(EXIT_UNHEALTHY)
+
+
 def _settings(config_file: Path | None, assignments: list[str] | None) -> "Settings":
     from process.settings.errors import SettingsError
     from process.settings.loading import load
@@ -111,11 +161,11 @@ def _settings(config_file: Path | None, assignments: list[str] | None) -> "Setti
         raise typer.Exit(error.exit_code) from error
 
 
-def _parsed(parse: Callable[[object], T], text: str, option: str, *, minimum: T) -> T:
+def _parsed(parse: Callable[[object], T], text: str, option: str, *, minimum: T | None = None) -> T:
     try:
         found = parse(text)
     except ValueError as error:
         raise typer.BadParameter(f'{option} "{text}" {error}') from error
-    if not found >= minimum:  # type: ignore[operator]
+    if minimum is not None and not found >= minimum:  # type: ignore[operator]
         raise typer.BadParameter(f'{option} "{text}" is too little')
     return found

@@ -39,6 +39,40 @@ def estimate_table(load: ExpectedLoad, found: Estimated, prices: StorePrices, ta
     return "\n".join([*lines, prices_line(prices, table)])
 
 
+def now_data(sums: Mapping[str, object], processes: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
+    """The sums, and the facts of each process."""
+    return {**sums, "budget_per_month": _budget(processes), "each": list(processes)}
+
+
+def now_table(sums: Mapping[str, object], processes: Sequence[Mapping[str, object]]) -> str:
+    """Dollars by cause, the rate, and a GiB."""
+    by_cause, requests = sums["dollars_by_cause"], sums["requests"]
+    assert isinstance(by_cause, Mapping)
+    assert isinstance(requests, Mapping)
+    rows = [(cause, f"{dollars:,.6f}") for cause, dollars in by_cause.items()]
+    lines = [align(("CAUSE", "DOLLARS"), [*rows, ("together", f"{sums['dollars']:,.6f}")]), ""]
+    lines.append(f"requests: {', '.join(f'{count:,} {request}' for request, count in sorted(requests.items())) or 'none'}")
+    for name, key in (("written", "dollars_per_gib_written"), ("read", "dollars_per_gib_read")):
+        if (dollars := sums[key]) is not None:
+            lines.append(f"a GiB {name} costs ${dollars:,.4f} of requests")
+    lines.append(
+        f"at the rate of the last ten minutes: ${sums['dollars_per_hour']:,.4f} an hour, ${sums['dollars_per_day']:,.2f} a day, "
+        f"${sums['dollars_per_month']:,.2f} a month, without storage"
+    )
+    if (budget := _budget(processes)) is not None:
+        lines.append(f"cost.budget_per_month is ${budget:,.2f}")
+    first = processes[0]
+    trust = "" if first.get("prices_verified") else ", not verified where the provider publishes them"
+    lines.append(f"{sums['processes']} processes; prices: {first.get('store')} {first.get('region')}, {first.get('prices_date')}{trust}")
+    return "\n".join(lines)
+
+
+def _budget(processes: Sequence[Mapping[str, object]]) -> float | None:
+    """All processes of a cluster should have the same: the least is the one to keep to."""
+    found = [one["budget_per_month"] for one in processes if isinstance(one.get("budget_per_month"), int | float)]
+    return min((float(str(one)) for one in found), default=None)
+
+
 def prices_data(prices: StorePrices, table: PriceTable) -> Mapping[str, object]:
     return {"store": prices.name, "region": prices.region, "date": table.date, "source": prices.source, "verified": prices.verified}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from forebay.processes.serve import serve
 from forebay.processes.workers.link import SupervisorLink
+from process.cost.meter import CostMeter
 from process.http.health import Readiness
 from process.settings.errors import StartError
 from process.settings.listeners import Listener
@@ -31,6 +32,7 @@ class FakeBroker:
         self._act = act
         clock = SystemClock()
         self.telemetry = Telemetry()
+        self.cost = CostMeter(self.telemetry, Settings(), clock=clock)
         outcomes = StoreOutcomes(clock=clock, telemetry=self.telemetry)
         self.readiness = Readiness(outcomes=outcomes, clock=clock)
         self.readiness.note_listening()
