@@ -2,11 +2,12 @@
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from services.build import VERSITYGW, built
 from services.ports import HOST, free_port
@@ -22,6 +23,31 @@ PREFIX: Final = "llog"
 CREDENTIALS: Final = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_REGION": REGION}
 _PORT_TRIES: Final = 5
 _ITS_VARIABLES: Final = ("VGW_", "ROOT_ACCESS_KEY", "ROOT_SECRET_", "LOGFILE", "WEBHOOK")
+
+
+_LOGGED: Final = re.compile(r"\S+ \S+ \[[^]]*\] \S+ \S+ \S+ s3_(\w+) (\S+) (\S+) (\d{3}) (\S+) (.*)")
+_RUN: Final = re.compile(r"\brun/(\S+)")
+
+
+class LoggedRequest(NamedTuple):
+    """A line of the access log. `run` is the token that the user agent has, and `key` and `error` are empty where there is none."""
+
+    run: str
+    operation: str
+    key: str
+    status: int
+    error: str
+
+
+def logged_requests(access_log: Path) -> list[LoggedRequest]:
+    """The whole lines, in their order. A request for many objects, and a listing, name no key; a ranged GET has status 200."""
+    found = []
+    for line in access_log.read_text().splitlines():
+        if match := _LOGGED.fullmatch(line):
+            operation, key, _, status, error, rest = match.groups()
+            run = _RUN.search(rest)
+            found.append(LoggedRequest(run[1] if run else "", operation, key.strip("-"), int(status), error.strip("-")))
+    return found
 
 
 class S3Server(Server):
@@ -54,10 +80,11 @@ def url_of(host: str, port: int, *, bucket: str = BUCKET, prefix: str = PREFIX) 
     return f"s3://{bucket}/{prefix}?endpoint=http://{host}:{port}&region={REGION}&path_style=true"
 
 
-def command(program: str, folder: Path, *, address: str) -> list[str]:
+def command(program: str, folder: Path, *, address: str, access_log: Path | None = None) -> list[str]:
     """Buckets are the folders in `folder`/data. Where files have no extended attributes, versitygw keeps them in `folder`/attributes."""
     sidecar = [] if _has_attributes(folder) else ["--sidecar", str(folder / "attributes")]
-    return [program, *options(address), "posix", *sidecar, str(folder / "data")]
+    logged = [] if access_log is None else ["--access-log", str(access_log)]
+    return [program, *options(address), *logged, "posix", *sidecar, str(folder / "data")]
 
 
 def options(address: str) -> list[str]:
@@ -78,26 +105,27 @@ def prepare(folder: Path, bucket: str) -> None:
 
 
 @contextlib.contextmanager
-def running_s3(folder: Path, *, port: int = 0, bucket: str = BUCKET) -> Iterator[S3Server]:
+def running_s3(folder: Path, *, port: int = 0, bucket: str = BUCKET, access_log: Path | None = None) -> Iterator[S3Server]:
     """A server with its data and `s3.log` in `folder` and an empty bucket unless there was one, ready; stopped at the end, its data left.
 
-    Blocks. `port` 0 takes a free one. Raise `ServerError` or `services.build.BuildError`.
+    Blocks. A line for each request is appended to `access_log`, which `logged_requests` reads. `port` 0 takes a free one. Raise
+    `ServerError` or `services.build.BuildError`.
     """
     prepare(folder, bucket)
-    server = _started(folder, port, bucket)
+    server = _started(folder, port, bucket, access_log)
     try:
         yield server
     finally:
         server.stop()
 
 
-def _started(folder: Path, port: int, bucket: str) -> S3Server:
+def _started(folder: Path, port: int, bucket: str, access_log: Path | None) -> S3Server:
     program = str(built(VERSITYGW))
     for left in reversed(range(_PORT_TRIES)):
         chosen = port or free_port()
         process = LocalProcess(
             name="versitygw",
-            command=command(program, folder, address=f"{HOST}:{chosen}"),
+            command=command(program, folder, address=f"{HOST}:{chosen}", access_log=access_log),
             environ=environ(os.environ),
             log=folder / "s3.log",
             answers=partial(http_answers, chosen),
