@@ -38,7 +38,7 @@ def test_every_flight_comes_back_also_the_second_time(tmp_path: Path) -> None:
         assert found, compacted
         assert re.fullmatch(r"consumed  5,000 records in .* from the segments: they match, too", again)
         assert re.fullmatch(r"on S3 Standard a GiB written at this load, .* would cost \$\d+\.\d{4} of .* every 250ms makes .*", cost)
-        assert full.endswith("pays less than $0.001 for the PUTs of a GiB")
+        assert full.endswith("pays less than $0.001 for the PUTs of a GiB (forebay cost estimate 50MiB)")
     with serving(tmp_path / "forebay-data") as served:
         assert [topic["name"] for topic in answered(served.bootstrap, "topic", "list")] == [later]
     assert (tmp_path / "forebay-data" / "broker.log").stat().st_size > 0

@@ -280,7 +280,8 @@ def what_a_gib_costs(use: StoreUse, done: Compacted, *, flush_interval: str) -> 
     return (
         f"on S3 Standard a GiB written at this load, compacted, read twice and deleted would cost ${dollars:.4f} of requests: "
         f"a flush every {flush_interval} makes objects of {size_kib:.0f} KiB\n"
-        f"a broker that is busy enough to fill its objects pays less than ${_above(FULL_OBJECTS_DOLLARS_PER_GIB):.3f} for the PUTs of a GiB"
+        f"a broker busy enough to fill its objects pays less than ${_above(FULL_OBJECTS_DOLLARS_PER_GIB):.3f} for the PUTs of a GiB "
+        "(forebay cost estimate 50MiB)"
     )
 
 

@@ -1,49 +1,57 @@
-"""What a run did to the object store, from the broker's own metrics, and what the same requests would cost on S3."""
+"""What a run asked of the object store, from the brokers' own meters, and what the same requests would cost on S3."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import date
 from typing import Any, Final
 
+from process.cost.meter import WRITING
+from process.cost.prices import BUILT_IN, DEFAULT_STORE, GIB, TABLE_DATE
 from process.settings.sections import StorageSettings
+from storage.objects.requests import S3_BYTES, S3_REQUESTS
 
-REQUESTS: Final = "forebay_object_store_requests_total"
-BYTES: Final = "forebay_object_store_bytes_total"
-
-_GIB: Final = 1024**3
-PRICES_OF: Final = "November 2026"
-DOLLARS_PER_REQUEST: Final = {"put": 0.005 / 1000, "list": 0.005 / 1000, "get": 0.0004 / 1000, "stat": 0.0004 / 1000, "delete": 0.0}
-"""S3 Standard, us-east-1, list prices. Storage and transfer are extra; a stat is a HEAD, billed as a GET."""
-FULL_OBJECTS_DOLLARS_PER_GIB: Final = DOLLARS_PER_REQUEST["put"] * _GIB / StorageSettings().flush_bytes
+PRICES: Final = BUILT_IN[DEFAULT_STORE]
+"""Storage and transfer are extra."""
+PRICES_OF: Final = f"{date.fromisoformat(TABLE_DATE):%B %Y}"
+SHOWN_AS: Final = {
+    **dict.fromkeys(("put", "upload_begin", "upload_part", "upload_finish"), "put"),
+    **dict.fromkeys(("get", "ranged_get"), "get"),
+    "list": "list",
+    "head": "head",
+    **dict.fromkeys(("delete", "abort"), "delete"),
+}
+"""Kinds of requests as people know them, and as they are priced."""
+FULL_OBJECTS_DOLLARS_PER_GIB: Final = PRICES.of_request("put") * GIB / StorageSettings().flush_bytes
 """The PUTs of a GiB in objects that are as large as they get. README has what was measured: a few more."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUse:
-    """Requests by operation, failed ones included: they are billed, too. `objects_written` counts those that succeeded."""
+    """Billed requests by kind. `objects_written` and `bytes_written` are those of records, without probes and markers."""
 
     requests: Mapping[str, int]
     objects_written: int
     bytes_written: int
 
     def dollars(self) -> float:
-        return sum(DOLLARS_PER_REQUEST[op] * count for op, count in self.requests.items())
+        return sum(PRICES.of_request(kind) * count for kind, count in self.requests.items())
 
     def dollars_per_gib(self, *, beside: Mapping[str, int]) -> float:
         """What a GiB costs that is written like this, with the requests `beside` those of the brokers; 0 if nothing was written."""
-        dollars = self.dollars() + sum(DOLLARS_PER_REQUEST[op] * count for op, count in beside.items())
-        return dollars * _GIB / self.bytes_written if self.bytes_written else 0.0
+        dollars = self.dollars() + sum(PRICES.of_request(kind) * count for kind, count in beside.items())
+        return dollars * GIB / self.bytes_written if self.bytes_written else 0.0
 
 
 def store_use(series: Iterable[Mapping[str, Any]]) -> StoreUse:
     """From the `series` of /metrics.json, of one broker or of several one after the other."""
-    requests = dict.fromkeys(DOLLARS_PER_REQUEST, 0)
+    requests = dict.fromkeys(("put", "list", "get", "head", "delete"), 0)
     objects_written = bytes_written = 0
     for one in series:
         labels, value = one["labels"], one["value"]
-        if one["name"] == REQUESTS:
-            requests[labels["op"]] += int(value)
-            if labels["op"] == "put" and labels["outcome"] == "ok":
-                objects_written += int(value)
-        elif one["name"] == BYTES and labels["op"] == "put":
+        if one["name"] == S3_REQUESTS.name and labels["answer"] in PRICES.billed:
+            requests[SHOWN_AS[labels["request"]]] += int(value)
+            is_whole = labels["request"] in ("put", "upload_finish") and labels["answer"] == "2xx"
+            objects_written += int(value) if is_whole and labels["cause"] in WRITING else 0
+        elif one["name"] == S3_BYTES.name and labels["direction"] == "in" and labels["cause"] in WRITING:
             bytes_written += int(value)
     return StoreUse(requests, objects_written, bytes_written)

@@ -36,7 +36,7 @@ def test_fewer_records_than_were_to_be_sent_are_no_success() -> None:
 
 
 def test_the_cost_is_that_of_the_requests() -> None:
-    use = StoreUse({"put": 61, "get": 0, "list": 1, "stat": 0, "delete": 0}, objects_written=60, bytes_written=3 * 2**20)
+    use = StoreUse({"put": 61, "get": 0, "list": 1, "head": 0, "delete": 0}, objects_written=60, bytes_written=3 * 2**20)
 
     assert what_it_took(use).splitlines() == [
         "wrote 60 objects, 3.0 MiB",
@@ -45,12 +45,12 @@ def test_the_cost_is_that_of_the_requests() -> None:
 
 
 def test_what_a_gib_costs_counts_the_requests_of_brokers_and_of_the_compactor() -> None:
-    use = StoreUse({"put": 64, "get": 10, "list": 0, "stat": 0, "delete": 9}, objects_written=64, bytes_written=8 * 2**20)
+    use = StoreUse({"put": 64, "get": 10, "list": 0, "head": 0, "delete": 9}, objects_written=64, bytes_written=8 * 2**20)
     done = Compacted(objects=64, segments=6, gets=70, written_bytes=8 * 2**20, seconds=0.2)
 
     # 128 times 70 PUTs at $5 a million and 80 GETs at $0.40 a million
     assert what_a_gib_costs(use, done, flush_interval="250ms") == (
         "on S3 Standard a GiB written at this load, compacted, read twice and deleted would cost $0.0489 of requests: a flush every "
         "250ms makes objects of 128 KiB\n"
-        "a broker that is busy enough to fill its objects pays less than $0.001 for the PUTs of a GiB"
+        "a broker busy enough to fill its objects pays less than $0.001 for the PUTs of a GiB (forebay cost estimate 50MiB)"
     )
