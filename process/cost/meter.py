@@ -4,7 +4,7 @@ A provider charges for answers, so requests without one, and those that it refus
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, NoReturn
 
@@ -72,10 +72,10 @@ class CostMeter:
     def facts(self) -> dict[str, object]:
         """What `/api/v1/cost` tells of this process."""
         dollars = self._dollars()
-        by_request, by_cause = Counter[str](), Counter[str]()
+        by_request, by_cause = defaultdict[str, float](float), defaultdict[str, float](float)
         for (request, cause), amount in dollars.items():
-            by_request[request] += amount  # type: ignore[assignment]
-            by_cause[cause] += amount  # type: ignore[assignment]
+            by_request[request] += amount
+            by_cause[cause] += amount
         requests = [{**labels, "count": int(value)} for labels, value in _series(self._requests.collect()) if value]
         moved = {(labels["direction"], labels["cause"]): value for labels, value in _series(self._bytes.collect())}
         total = sum(dollars.values())
