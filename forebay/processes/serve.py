@@ -196,7 +196,9 @@ async def _http(settings: Settings, broker: ServedBroker, stages: Stages) -> Asy
         packing = ThreadBlocking(threads=1, name="http")
         closing.callback(packing.close)
         server = http.HttpServer(
-            http.ProcessFacts("/api/v1/broker", forebay_version(), partial(facts_of, broker), labels=settings.metrics.labels, cost=broker.cost.facts),
+            http.ProcessFacts(
+                "/api/v1/broker", forebay_version(), partial(facts_of, broker), labels=settings.metrics.labels, cost=broker.cost.facts
+            ),
             readiness=broker.readiness,
             telemetry=broker.telemetry,
             blocking=blocking,

@@ -21,7 +21,10 @@ COST_DOLLARS: Final = Metric(
     ("request", "cause"),
 )
 COST_PRICE: Final = Metric(
-    "forebay_cost_price_dollars", "The prices that count: for 1,000 requests, a GiB and month of storage, and a GiB moved", ("item",), aggregation="max"
+    "forebay_cost_price_dollars",
+    "The prices that count: for 1,000 requests, a GiB and month of storage, and a GiB moved",
+    ("item",),
+    aggregation="max",
 )
 COST_BUDGET: Final = Metric("forebay_cost_budget_dollars", "cost.budget_per_month; nothing if it is not set", aggregation="max")
 

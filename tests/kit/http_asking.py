@@ -21,6 +21,7 @@ from process.settings.listeners import HttpAddress
 from process.settings.model import Settings
 from runtime.blocking import ThreadBlocking
 from runtime.clock import SystemClock
+from runtime.telemetry import Telemetry
 from tests.kit.clustering import Member
 
 LOCAL = HttpAddress("127.0.0.1", 0)
@@ -82,7 +83,7 @@ async def http_of(member: Member, *, limits: HttpLimits | None = None, **setting
     server = HttpServer(
         ProcessFacts("/api/v1/broker", "0.1.0", dict),
         readiness=member.broker.readiness,
-        telemetry=member.broker.telemetry,
+        telemetry=Telemetry(),
         blocking=blocking,
         clock=clock,
         routes=routes,
