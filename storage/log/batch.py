@@ -9,14 +9,25 @@ from storage.recordbatch import NO_PRODUCER, BatchHeader
 
 
 class Appended(NamedTuple):
-    """The batch is durable and committed at `base_offset`; `log_start` is where its log began then.
-
-    `is_duplicate`: it was before, and this was a repeat.
-    """
+    """The batch is durable and committed at `base_offset`; `log_start` is where its log began then."""
 
     base_offset: int
     log_start: int
-    is_duplicate: bool = False
+
+    @property
+    def is_duplicate(self) -> bool:
+        """Whether it was there before, and this was a repeat."""
+        return False
+
+
+class AppendedBefore(Appended):
+    """What a repeat is answered: the same as the first time."""
+
+    __slots__ = ()
+
+    @property
+    def is_duplicate(self) -> bool:
+        return True
 
 
 @dataclass(slots=True)

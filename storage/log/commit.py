@@ -20,7 +20,7 @@ from runtime.telemetry import Metric, Telemetry
 from storage.errors import NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.formats.control import Control, encode
 from storage.limits import CONTROL_BYTES_MAX, WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX
-from storage.log.batch import Appended, Batch
+from storage.log.batch import Appended, AppendedBefore, Batch
 from storage.log.control_reads import ControlReads
 from storage.log.decide import NOBODY, PRODUCER_EXPIRATION_MS, Decision, Outcome, Verdict, Writer, decide
 from storage.log.index_chunks import put_chunk
@@ -463,7 +463,8 @@ class Committer:
             if outcome is Outcome.APPENDED or outcome is Outcome.DUPLICATE:
                 if strangers.refused:
                     strangers.forget(batch.producer_id)
-                batch.settle(Appended(verdict.base_offset, log_start, outcome is Outcome.DUPLICATE))
+                answer = Appended if outcome is Outcome.APPENDED else AppendedBefore
+                batch.settle(answer(verdict.base_offset, log_start))
                 continue
             if outcome is Outcome.NO_PREDECESSOR:
                 now_s = self._clock.monotonic_s()
