@@ -238,7 +238,7 @@ class LinesIn:
         except* TimeoutError:
             taker.evict("it does not take its answers")
         except* ConnectionError:
-            pass  # the client has left: what it sent whole lines of is appended, and nobody asks
+            pass  # the client has left: what was begun goes on, and nobody hears of it
         finally:
             while not self._sent.empty():
                 left = self._sent.get_nowait()
@@ -250,6 +250,7 @@ class LinesIn:
         try:
             async for lines in self._batches():
                 await self._send(lines)
+                del lines  # nothing counts them from now on
             self._sent.put_nowait(None)
         except HttpError as error:
             self._sent.put_nowait(error)
@@ -374,7 +375,11 @@ class LinesIn:
                 break
             if isinstance(sent, HttpError):
                 if not self._response.prepared:
-                    raise sent
+                    error, sent = sent, None
+                    try:
+                        raise error
+                    finally:
+                        del error  # else it and this frame hold each other, and what the stream has sent
                 last = {"lines": [self._number, self._number], "ok": False, "error_type": sent.error_type, "error": str(sent)}
                 await self._write(msgspec.json.encode(last) + b"\n")
                 break
@@ -393,6 +398,7 @@ class LinesIn:
             self._under_way.subtract(sent.spans.keys())
             self._under_way += Counter()  # without those of which there are none
             self._answered.set()
+            del sent, results, pieces  # while the next one is waited for
         await self._prepare()
         await self._response.write_eof()
 
