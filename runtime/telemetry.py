@@ -19,6 +19,7 @@ from prometheus_client.core import Metric as Family
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+FEWER_SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 FEW_SECONDS_BUCKETS = (0.01, 0.05, 0.25, 1.0, 5.0, 30.0)
 """For something rare, where only the order of magnitude says something."""
 

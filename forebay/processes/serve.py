@@ -68,7 +68,10 @@ class ServedBroker(Protocol):
     @property
     def telemetry(self) -> Telemetry: ...
     @property
-    def http(self) -> "HttpParts": ...
+    def http(self) -> "HttpParts | None":
+        """None: its log is not served by HTTP."""
+        ...
+
     @property
     def cost(self) -> CostMeter: ...
 
@@ -195,6 +198,7 @@ async def _http(settings: Settings, broker: ServedBroker, stages: Stages) -> Asy
         http, log_api = await blocking.run(_imported_http)
         packing = ThreadBlocking(threads=1, name="http")
         closing.callback(packing.close)
+        parts, is_ready = broker.http, lambda: broker.readiness.sum_up().is_ready
         server = http.HttpServer(
             http.ProcessFacts(
                 "/api/v1/broker", forebay_version(), partial(facts_of, broker), labels=settings.metrics.labels, cost=broker.cost.facts
@@ -203,7 +207,7 @@ async def _http(settings: Settings, broker: ServedBroker, stages: Stages) -> Asy
             telemetry=broker.telemetry,
             blocking=blocking,
             clock=SystemClock(),
-            routes=log_api.routes_of(broker.http, settings, blocking=packing, is_ready=lambda: broker.readiness.sum_up().is_ready),
+            routes=() if parts is None else log_api.routes_of(parts, settings, blocking=packing, is_ready=is_ready),
             connections_max=settings.http.max_connections,
         )
         closing.push_async_callback(server.stop)

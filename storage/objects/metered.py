@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeVar
 from prometheus_client import Counter, Histogram
 
 from runtime.clock import Clock
-from runtime.telemetry import Children, Metric, Telemetry
+from runtime.telemetry import FEWER_SECONDS_BUCKETS, Children, Metric, Telemetry
 from storage.errors import AlreadyExists, EndsEarly, NotFound, Unavailable
 from storage.objects.naming import MARKER, PROBES
 from storage.objects.port import ObjectStat, ObjectStore, UnfinishedUpload
@@ -23,6 +23,7 @@ DURATION: Final = Metric(
     "forebay_object_store_request_duration_seconds",
     "Time inside the object store per call; of a listing, without what its reader takes.",
     ("op",),
+    buckets=FEWER_SECONDS_BUCKETS,
 )
 BYTES: Final = Metric("forebay_object_store_bytes_total", "Bytes of objects sent (put) and received (get).", ("op",))
 

@@ -152,7 +152,7 @@ def test_few_open_files_are_a_warning(tmp_path: Path) -> None:
     report = doctor_apart(on_this_machine(tmp_path), cwd=tmp_path, open_files_max=256)
 
     assert report.exit_code == 0
-    assert "no more than 160 connections are open at a time" in report.of("warning")["open files"]
+    assert "no more than 120 connections are open at a time" in report.of("warning")["open files"]
 
 
 def test_a_report_for_people_has_one_line_per_verdict(tmp_path: Path) -> None:

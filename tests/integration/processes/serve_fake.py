@@ -27,6 +27,7 @@ class FakeBroker:
     broker_id = 1
     cluster_id = "c-1"
     listeners = (Listener("PLAINTEXT", "127.0.0.1", 9092),)
+    http = None
 
     def __init__(self, act: str) -> None:
         self._act = act
