@@ -1,4 +1,4 @@
-"""What `GET /api/v1/…` tells of the cluster, its topics and groups, and what changes them: by the handlers that Kafka's clients use."""
+"""The cluster, its topics and groups by `GET /api/v1/…`: the handlers that Kafka's clients use answer here, too."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from broker.handling.context import Context
 from broker.handling.large_answers import LargeAnswer
 from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
 from broker.http.errors import HttpError, invalid, text_of, type_of
-from broker.http.guard import Asked, json_response
+from broker.http.guard import Asked
 from broker.http.parts import HttpParts
 from broker.http.produce import LISTENER
 from broker.protocol.request import Request
@@ -23,6 +23,7 @@ from storage.catalog.topics import Topic
 
 PAGE_ITEMS_DEFAULT: Final = 100
 PAGE_ITEMS_MAX: Final = 1_000
+LIMIT_DIGITS: Final = 4
 DESCRIBE_GROUPS: Final = 15
 LIST_GROUPS: Final = 16
 
@@ -126,7 +127,7 @@ class HttpAdministration:
         self._large_answers = asyncio.Semaphore()
 
     async def call(self, asked: Asked, api_key: int, version: int, body: object) -> Any:
-        """What the handler of an API answers."""
+        """Return the response of an API's handler."""
         place = LargeAnswer(self._large_answers)
         try:
             context = Context(self._parts.parts, LISTENER, asked.client_host, place)
@@ -134,12 +135,12 @@ class HttpAdministration:
         finally:
             place.give_back()
 
-    async def cluster(self, _: Asked) -> web.Response:
+    async def cluster(self, asked: Asked) -> web.StreamResponse:
         parts = self._parts.parts
         live = [broker.broker_id for broker in await parts.brokers.live()]
-        return json_response(200, ClusterTold(parts.cluster_id, parts.broker_id, parts.brokers.level, live))
+        return await asked.answer(200, ClusterTold(parts.cluster_id, parts.broker_id, parts.brokers.level, live))
 
-    async def brokers(self, _: Asked) -> web.Response:
+    async def brokers(self, asked: Asked) -> web.StreamResponse:
         told = [
             BrokerTold(
                 broker.broker_id,
@@ -149,14 +150,14 @@ class HttpAdministration:
             )
             for broker in await self._parts.parts.brokers.live()
         ]
-        return json_response(200, BrokersTold(told))
+        return await asked.answer(200, BrokersTold(told))
 
-    async def topics(self, asked: Asked) -> web.Response:
+    async def topics(self, asked: Asked) -> web.StreamResponse:
         topics = sorted(await self._parts.parts.topics.all(), key=lambda topic: topic.name)
         page, following = page_of(asked, topics, lambda topic: topic.name)
-        return json_response(200, TopicsTold([TopicTold(*_facts(topic)) for topic in page], following))
+        return await asked.answer(200, TopicsTold([TopicTold(*_facts(topic)) for topic in page], following))
 
-    async def topic(self, asked: Asked) -> web.Response:
+    async def topic(self, asked: Asked) -> web.StreamResponse:
         name = asked.http.match_info["topic"]
         found, unread = await self._parts.parts.topics.look_up([name])
         if unread is not None and name not in found:
@@ -167,17 +168,17 @@ class HttpAdministration:
         named = [TopicPartition(name, partition) for partition in range(topic.partition_count)]
         bounds = await read_bounds(self._parts.parts, named)
         partitions = await Turns().each(lambda one: _partition(one.partition, bounds[one]), named)
-        return json_response(200, TopicInFull(*_facts(topic), dict(topic.configs), partitions))
+        return await asked.answer(200, TopicInFull(*_facts(topic), dict(topic.configs), partitions))
 
-    async def groups(self, asked: Asked) -> web.Response:
+    async def groups(self, asked: Asked) -> web.StreamResponse:
         from kio.schema.list_groups.v5 import ListGroupsRequest
 
         answer = await self.call(asked, LIST_GROUPS, 5, ListGroupsRequest(states_filter=(), types_filter=()))
         groups = sorted((GroupTold(one.group_id, one.group_state, one.protocol_type) for one in answer.groups), key=lambda one: one.group)
         page, following = page_of(asked, groups, lambda group: group.group)
-        return json_response(200, GroupsTold(page, answer.error_code is ErrorCode.none, following))
+        return await asked.answer(200, GroupsTold(page, answer.error_code is ErrorCode.none, following))
 
-    async def group(self, asked: Asked) -> web.Response:
+    async def group(self, asked: Asked) -> web.StreamResponse:
         from kio.schema.describe_groups.v6 import DescribeGroupsRequest
 
         name = asked.http.match_info["group"]
@@ -186,10 +187,10 @@ class HttpAdministration:
         if group.error_code is not ErrorCode.none:
             raise refused(group.error_code, group.error_message)
         members = [MemberTold(one.member_id, one.group_instance_id, one.client_id, one.client_host) for one in group.members]
-        return json_response(200, GroupInFull(group.group_id, group.group_state, group.protocol_type, group.protocol_data, members))
+        return await asked.answer(200, GroupInFull(group.group_id, group.group_state, group.protocol_type, group.protocol_data, members))
 
-    async def settings(self, _: Asked) -> web.Response:
-        return json_response(200, SettingsTold(self._settings))
+    async def settings(self, asked: Asked) -> web.StreamResponse:
+        return await asked.answer(200, SettingsTold(self._settings))
 
 
 def _partition(partition: int, found: Located | ErrorCode) -> PartitionTold:
@@ -211,7 +212,7 @@ def refused(code: ErrorCode, message: str | None) -> HttpError:
 def page_of(asked: Asked, sorted_items: Sequence[T], name_of: Any) -> tuple[list[T], str | None]:
     """The items that `limit` and `after` of the query ask for, and the name of the last if there are more."""
     given = asked.http.query.get("limit", str(PAGE_ITEMS_DEFAULT))
-    if not given.isdecimal() or not 1 <= int(given[:9]) <= PAGE_ITEMS_MAX:
+    if not given.isdecimal() or len(given) > LIMIT_DIGITS or not 1 <= int(given) <= PAGE_ITEMS_MAX:
         raise invalid(f"limit: {given[:50]!r} is not a number from 1 to {PAGE_ITEMS_MAX}")
     after, limit = asked.http.query.get("after"), int(given)
     wanted = [one for one in sorted_items if after is None or name_of(one) > after]

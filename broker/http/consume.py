@@ -1,7 +1,8 @@
 """`POST /consume`: what a Fetch reads, as JSON. Groups and streams read by the same `Reading`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -12,17 +13,18 @@ from broker.handlers.log.list_offsets import SEARCH_PATIENCE_S
 from broker.handling.errors import error_code_of
 from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
 from broker.http.errors import invalid, is_retriable, text_of, type_of
-from broker.http.guard import ANSWER_TAKEN_WITHIN_S, JSON, NDJSON, Asked, HttpLimits, HttpTaker, one_of_each
+from broker.http.guard import NDJSON, Asked, HttpLimits, one_of_each
 from broker.http.parts import HttpParts
-from broker.http.produce import RECORDS, Count
-from broker.http.records import ReadRecord, TooManyHeaders, WantedRecords, cut, read_in_steps
+from broker.http.produce import RECORDS, Count, TopicName
+from broker.http.records import BYTES_PER_STEP, NotByHttp, ReadRecord, WantedRecords, cut, read_in_steps
 from broker.protocol.fetch import FetchedPartition, FetchPartition, FetchRequest
 from broker.responses import Room
 from runtime.blocking import Blocking
 from runtime.deadlines import within
 from storage.errors import StorageError, Unavailable
 from storage.limits import FETCH_RESPONSE_BYTES_MAX, KIB, MIB
-from storage.records import decompress_records
+from storage.recordbatch import CODEC_MASK, HEADER_BYTES, parse_header
+from storage.records import TooLarge, decompress_records
 from storage.vocabulary import Buffer
 
 FETCH_VERSION: Final = 12
@@ -30,8 +32,10 @@ MAX_WAIT_DEFAULT_MS: Final = 500
 MAX_WAIT_MAX_MS: Final = 30_000
 BYTES_DEFAULT: Final = 4 * MIB
 RECORDS_DEFAULT: Final = 10_000
-DECOMPRESSED_AT_ONCE_BYTES: Final = 16 * KIB
-"""Compressed records that are longer are decompressed in a thread, one batch at a time: what comes out is 64 MiB at most."""
+DECOMPRESSED_AT_ONCE_BYTES: Final = 128 * KIB
+"""Records that decompress to more are decompressed in a thread, and are there one batch at a time: 64 MiB at most."""
+ENCODED_FACTOR: Final = 2
+"""Records in JSON take no more than this times the bytes that were asked for: it ends before the rest."""
 FETCH_WITHIN_S: Final = 60.0
 """Beside the time that the client lets it wait."""
 
@@ -43,7 +47,7 @@ LogPlace = Offset | Annotated[str, msgspec.Meta(pattern=r"^(start|end|@[0-9]{1,1
 
 
 class PartitionToConsume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    topic: str
+    topic: TopicName
     partition: Count
     fetch_offset: LogPlace
     partition_max_bytes: Bytes = MIB
@@ -101,7 +105,7 @@ class ConsumeAnswer(msgspec.Struct, frozen=True):
 
 
 class ReadPartition(NamedTuple):
-    """What was read of a partition: `records` in JSON without the brackets, and what is said of them."""
+    """The records that were read of a partition, as they were encoded, and where they lie; `error` if none could be read."""
 
     partition: FetchedPartition
     first: int | None
@@ -109,11 +113,14 @@ class ReadPartition(NamedTuple):
     record_count: int
     next_offset: int
     records: list[bytes]
-    error: StorageError | None = None
+    error: UnreadPartition | None = None
 
 
 _NO_RECORDS: Final = b'"records":[]'
 _decoder: Final = msgspec.json.Decoder(ConsumeDocument)
+
+
+Encode = Callable[[list[ReadRecord]], bytes]
 
 
 class HttpReading:
@@ -167,43 +174,57 @@ class HttpReading:
             raise Unavailable(f"nothing could be read within {FETCH_WITHIN_S:.0f} s") from None
         return answer.partitions
 
-    async def read(self, fetched: FetchedPartition, wanted: WantedRecords) -> ReadPartition:
-        """The records of a partition that was fetched, as far as they are `wanted`."""
+    def room_bytes(self, fetched: Iterable[FetchedPartition], bytes_max: int) -> int:
+        """Return how much room records of these take in JSON, if `bytes_max` of them are wanted. Compressed ones may be any number."""
+        buffers = [buffer for partition in fetched for buffer in partition.records]
+        if all(map(_is_plain, buffers)):
+            bytes_max = min(bytes_max, sum(map(len, buffers)))
+        return ENCODED_FACTOR * bytes_max + BYTES_PER_STEP
+
+    async def read(self, fetched: FetchedPartition, wanted: WantedRecords, encode: Encode) -> ReadPartition:
+        """The records of a partition that was fetched, as far as they are `wanted`; ENCODED_FACTOR times their bytes at most."""
         first: int | None = None
         pieces: list[bytes] = []
-        error: StorageError | None = None
+        error: UnreadPartition | None = None
+        encoded_left = ENCODED_FACTOR * wanted.bytes_left
         try:
-            async for records in self.records(fetched.records, wanted):
-                if records:
-                    first = records[0].offset if first is None else first
-                    pieces.append(msgspec.json.encode(records)[1:-1])
-                await asyncio.sleep(0)
+            async with contextlib.aclosing(self._records(fetched.records, wanted)) as found:
+                async for records in found:
+                    if records:
+                        first = records[0].offset if first is None else first
+                        pieces.append(encode(records))
+                        encoded_left -= len(pieces[-1])
+                        if encoded_left <= 0:
+                            wanted.bytes_left = 0
+                    await asyncio.sleep(0)
         except StorageError as unreadable:
-            error = unreadable
+            error = unread(fetched.topic, fetched.partition, error_code_of(unreadable), str(unreadable))
+        except NotByHttp as unreadable:
+            error = unread(fetched.topic, fetched.partition, ErrorCode.invalid_record, str(unreadable))
         self._given.inc(wanted.taken)
         last = wanted.last_offset if wanted.taken else None
-        return ReadPartition(fetched, first, last, wanted.taken, wanted.offset, pieces, error)
+        return ReadPartition(fetched, first, last, wanted.taken, wanted.offset, pieces, error if not pieces else None)
 
-    async def records(self, buffers: Sequence[Buffer], wanted: WantedRecords) -> AsyncIterator[list[ReadRecord]]:
-        """A few at a time. Raise `StorageError`."""
+    async def _records(self, buffers: Sequence[Buffer], wanted: WantedRecords) -> AsyncGenerator[list[ReadRecord], None]:
+        """A few at a time. Raise `StorageError`, `NotByHttp`."""
         data = memoryview(buffers[0]) if len(buffers) == 1 else memoryview(b"".join(buffers))
         for batch in cut(data):
             if wanted.is_done:
                 return
             if not batch.is_control and batch.next_offset > wanted.offset:
-                body = await self._decompressed(batch.body, batch.codec)
-                try:
+                async with contextlib.AsyncExitStack() as held:
+                    body = await self._decompressed(batch.body, batch.codec, held)
                     for records in read_in_steps(batch.header, body, wanted):
                         yield records
-                except TooManyHeaders as error:
-                    raise Unavailable(str(error)) from None
             if not wanted.is_done:
                 wanted.offset = max(wanted.offset, batch.next_offset)
 
-    async def _decompressed(self, body: memoryview, codec: int) -> bytes:
-        if not codec or len(body) <= DECOMPRESSED_AT_ONCE_BYTES:
-            return bytes(decompress_records(body, codec))
-        async with self._decompressing:
+    async def _decompressed(self, body: memoryview, codec: int, held: contextlib.AsyncExitStack) -> bytes:
+        """Of what is long there is one at a time, until `held` is left."""
+        try:
+            return bytes(decompress_records(body, codec, bytes_max=DECOMPRESSED_AT_ONCE_BYTES if codec else None))
+        except TooLarge:
+            await held.enter_async_context(self._decompressing)
             return await self._blocking.run(lambda: bytes(decompress_records(body, codec)))
 
 
@@ -236,35 +257,50 @@ class ConsumeByHttp:
         room = self._parts.responses.room(asked.address.replies)
         try:
             fetched = await self._fetch(wanted, document, room, is_refused=len(wanted) < len(places))
-            good, pieces = 0, [b'{"results":[']
-            bytes_left, records_max = document.max_bytes, document.max_records or RECORDS_DEFAULT
-            records_left = records_max
-            for place, one in enumerate(document.topic_partitions):
-                named = TopicPartition(one.topic, one.partition)
-                offset = found[named]
-                if place:
-                    pieces.append(b",")
-                if isinstance(offset, ErrorCode):
-                    pieces.append(msgspec.json.encode(unread(one.topic, one.partition, offset)))
-                    continue
-                partition = fetched[named]
-                if partition.error_code:
-                    pieces.append(msgspec.json.encode(unread_of(partition)))
-                    continue
-                room_bytes = min(bytes_left, one.partition_max_bytes)
-                least = 1 if records_left == records_max else 0  # the answer as a whole has one
-                limit = WantedRecords(offset, bytes_left=room_bytes, records_left=records_left, least=least)
-                read = await self._reading.read(partition, limit)
-                bytes_left -= room_bytes - limit.bytes_left
-                records_left -= read.record_count
-                good += read.error is None
-                pieces += written(read)
-            errors = len(document.topic_partitions) - good
-            pieces.append(b'],"success_count":%d,"error_count":%d}\n' % (good, errors))
-            del fetched
-            return await self._send(asked, 200 if not errors else 409, pieces, room)
+            out = await asked.room(self._reading.room_bytes(fetched.values(), document.max_bytes))
+            try:
+                good, data = await self._encoded(document, found, fetched)
+                del fetched
+                room.give_back()
+                return await asked.send(200 if good == len(places) else 409, data, out)
+            finally:
+                out.give_back()
         finally:
             room.give_back()
+
+    async def _encoded(
+        self,
+        document: ConsumeDocument,
+        places: Mapping[TopicPartition, int | ErrorCode],
+        fetched: Mapping[TopicPartition, FetchedPartition],
+    ) -> tuple[int, bytes]:
+        """The answer, and how many partitions in it were read."""
+        good, pieces = 0, [b'{"results":[']
+        bytes_left, records_max = document.max_bytes, document.max_records or RECORDS_DEFAULT
+        records_left = records_max
+        for place, one in enumerate(document.topic_partitions):
+            named = TopicPartition(one.topic, one.partition)
+            offset = places[named]
+            if place:
+                pieces.append(b",")
+            if isinstance(offset, ErrorCode):
+                pieces.append(msgspec.json.encode(unread(one.topic, one.partition, offset)))
+                continue
+            partition = fetched[named]
+            if partition.error_code:
+                pieces.append(msgspec.json.encode(unread_of(partition)))
+                continue
+            room_bytes = min(bytes_left, one.partition_max_bytes)
+            least = 1 if records_left == records_max else 0  # the answer as a whole has one
+            limit = WantedRecords(offset, bytes_left=room_bytes, records_left=records_left, least=least)
+            read = await self._reading.read(partition, limit, _in_brackets)
+            bytes_left -= room_bytes - limit.bytes_left
+            records_left -= read.record_count
+            good += read.error is None
+            pieces += written(read)
+        errors = len(document.topic_partitions) - good
+        pieces.append(b'],"success_count":%d,"error_count":%d}\n' % (good, errors))
+        return good, b"".join(pieces)
 
     async def _fetch(
         self, wanted: Sequence[FetchPartition], document: ConsumeDocument, room: Room, *, is_refused: bool
@@ -278,31 +314,27 @@ class ConsumeByHttp:
         )
         return {TopicPartition(one.topic, one.partition): one for one in fetched}
 
-    async def _send(self, asked: Asked, status: int, pieces: list[bytes], room: Room) -> web.StreamResponse:
-        """Write an answer that may be large. Its room is held until the client has taken it, or has had its time."""
-        size_bytes = sum(map(len, pieces))
-        room.settle(size_bytes)
-        response = web.StreamResponse(status=status, headers={"Content-Type": JSON})
-        response.content_length = size_bytes
-        taker = HttpTaker(asked)
-        self._parts.responses.note_untaken(taker)
-        try:
-            async with asyncio.timeout(ANSWER_TAKEN_WITHIN_S):
-                await response.prepare(asked.http)
-                await response.write(b"".join(pieces))
-                await response.write_eof()
-        except TimeoutError:
-            taker.evict(f"it did not take its answer within {ANSWER_TAKEN_WITHIN_S:.0f} s")
-        finally:
-            self._parts.responses.note_taken(taker)
-        return response
+
+def _is_plain(buffer: Buffer) -> bool:
+    """Whether these are whole batches, and none of them is compressed."""
+    at = 0
+    while at + HEADER_BYTES <= len(buffer):
+        header = parse_header(buffer, at)
+        if header.attributes & CODEC_MASK or header.size_bytes < HEADER_BYTES:
+            return False
+        at += header.size_bytes
+    return at == len(buffer)
+
+
+def _in_brackets(records: list[ReadRecord]) -> bytes:
+    return msgspec.json.encode(records)[1:-1]
 
 
 def written(read: ReadPartition) -> list[bytes]:
     """A partition's result in JSON."""
     partition = read.partition
     if read.error is not None:
-        return [msgspec.json.encode(unread(partition.topic, partition.partition, error_code_of(read.error), str(read.error)))]
+        return [msgspec.json.encode(read.error)]
     before = ConsumedPartition(
         topic=partition.topic,
         partition=partition.partition,

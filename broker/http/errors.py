@@ -1,4 +1,4 @@
-"""What went wrong, in the words of the HTTP API: Kafka's names in PascalCase, but for those that mean something else here."""
+"""Errors in the words of the HTTP API: Kafka's names in PascalCase, but for those that mean something else here."""
 
 from typing import Final
 

@@ -21,6 +21,7 @@ from broker.addresses import ClientAddress
 from broker.admission import Admission
 from broker.http.errors import HttpError, invalid, too_busy
 from broker.http.parts import HttpParts
+from broker.responses import Room
 from process.settings.listeners import HttpAddress
 from runtime.frames import Frame
 from runtime.telemetry import Metric
@@ -48,8 +49,12 @@ FIRST_ROOM_BYTES: Final = 64 * KIB
 TOKENS_MAX: Final = 1_000_000
 """In a JSON document, by their weight: to decode as much holds the loop for 25 ms. A brace takes as long as _BRACE_WEIGHT commas."""
 _BRACE_WEIGHT: Final = 6
+ANSWERED_AT_ONCE_BYTES: Final = 16 * KIB
+"""A larger answer takes room in the budget of replies, and its client has a deadline for it."""
+SAID_CHARS_MAX: Final = 500
+"""An error repeats no more of what was sent."""
 MEMORY_FACTOR: Final = 2.5
-"""What a document takes while it is read: itself, what is made of it, and half as much of small things."""
+"""The memory of a document while it is read: itself, what is made of it, and half as much for small things."""
 
 _log = structlog.get_logger("http")
 
@@ -58,12 +63,11 @@ RouteHandler = Callable[["Asked"], Awaitable[web.StreamResponse]]
 
 
 class Access(Enum):
-    """What of the API a route belongs to. `http.log_api` and `http.allow_writes` say which are served."""
+    """The part of the API that a route belongs to: `http.log_api` says which are served."""
 
     OPEN = "open"
     READ = "read"
     WRITE = "write"
-    ADMIN = "admin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,6 @@ class HttpLimits:
 
     listen: HttpAddress
     log_api: str = "read_write"
-    allow_writes: bool = False
     body_bytes_max: int = 16 * MIB
     hosts: tuple[str, ...] = ()
     idle_timeout_s: float = 600.0
@@ -102,6 +105,45 @@ class Asked:
         """Return some time after the client has closed its connection. aiohttp tells of it only who writes."""
         while (transport := self.http.transport) is not None and not transport.is_closing():  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(LEFT_LOOK_S)
+
+    async def answer(self, status: int, body: object) -> web.StreamResponse:
+        """Answer with a value in JSON. Raise `HttpError` if there is no room for it."""
+        data = msgspec.json.encode(body) + b"\n"
+        if len(data) <= ANSWERED_AT_ONCE_BYTES:
+            return web.Response(status=status, body=data, headers={"Content-Type": JSON})
+        room = await self.room(len(data))
+        try:
+            return await self.send(status, data, room)
+        finally:
+            room.give_back()
+
+    async def room(self, size_bytes: int) -> Room:
+        """Take room for an answer, to be given back. Raise `HttpError` if there is none in time."""
+        room = self._guard.parts.responses.room(self.address.replies)
+        try:
+            async with asyncio.timeout(self._guard.limits.room_within_s):
+                await room.to_send(size_bytes)
+        except TimeoutError:
+            raise too_busy("other answers take the memory that this one needs") from None
+        return room
+
+    async def send(self, status: int, data: bytes, room: Room) -> web.StreamResponse:
+        """Write a whole answer, and hold its room until the client has taken it, or has had its time."""
+        room.settle(len(data))
+        response = web.StreamResponse(status=status, headers={"Content-Type": JSON})
+        response.content_length = len(data)
+        taker, responses = HttpTaker(self), self._guard.parts.responses
+        responses.note_untaken(taker)
+        try:
+            async with asyncio.timeout(ANSWER_TAKEN_WITHIN_S):
+                await response.prepare(self.http)
+                await response.write(data)
+                await response.write_eof()
+        except TimeoutError:
+            taker.evict(f"it did not take its answer within {ANSWER_TAKEN_WITHIN_S:.0f} s")
+        finally:
+            responses.note_taken(taker)
+        return response
 
     @contextlib.asynccontextmanager
     async def document(self, decoder: "msgspec.json.Decoder[T]") -> AsyncIterator[tuple[T, "ReceivedBody"]]:
@@ -265,8 +307,9 @@ def _weight(view: memoryview) -> int:
 def _said(message: str) -> str:
     """`$.a[0].b` goes to the front: `a[0].b: expected an int`."""
     text, _, place = message.rpartition(" - at `")
-    if not text:
-        return message
+    text, place = (text or message)[:SAID_CHARS_MAX], place[:SAID_CHARS_MAX] if text else ""
+    if not place:
+        return text
     return f"{place.rstrip('`').removeprefix('$').removeprefix('.') or 'the document'}: {text}"
 
 
@@ -325,6 +368,8 @@ class Guard:
         if origin is not None and _site_of(origin) != request.headers.get("Host", "").lower():
             raise HttpError(403, "NotAuthorized", "requests of a browser that come from another site are not answered")
         self._check_access(access)
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise HttpError(415, "UnsupportedMediaType", "send bodies without a Content-Encoding")
         if content_types and request.method in ("POST", "PATCH", "PUT") and request.content_type not in content_types:
             text = f"the content-type is {request.headers.get('Content-Type', 'missing')[:200]}: send {' or '.join(content_types)}"
             raise HttpError(415, "UnsupportedMediaType", text)
@@ -338,9 +383,6 @@ class Guard:
             raise HttpError(403, "NotAuthorized", "the HTTP API of the log is off: set http.log_api to read or read_write")
         if access is Access.WRITE and log_api != "read_write":
             raise HttpError(403, "NotAuthorized", f"nothing is written by HTTP, http.log_api is {log_api}: set it to read_write")
-        if access is Access.ADMIN and not (self.limits.allow_writes and log_api == "read_write"):
-            text = "topics and groups are not changed by HTTP: set http.allow_writes to true, and http.log_api to read_write"
-            raise HttpError(403, "NotAuthorized", text)
 
 
 def _host_of(request: web.Request) -> str:
@@ -351,7 +393,7 @@ def _host_of(request: web.Request) -> str:
 def _name_of(host: str) -> str:
     """The name in a Host header, without the port."""
     try:
-        return (urlsplit(f"//{host}").hostname or host).lower()
+        return host.lower() if "@" in host else (urlsplit(f"//{host}").hostname or host).lower()
     except ValueError:
         return host.lower()
 
@@ -366,7 +408,7 @@ def _site_of(origin: str) -> str:
 
 def _is_address(host: str) -> bool:
     try:
-        ip_address(host.partition("%")[0])
+        ip_address(host)
     except ValueError:
         return False
     return True

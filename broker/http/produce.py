@@ -61,10 +61,13 @@ class HttpProducer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: Annotated[int, msgspec.Meta(ge=0, le=2**15 - 1)]
 
 
+TopicName = Annotated[str, msgspec.Meta(max_length=249)]
+
+
 class PartitionToProduce(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`sequence`: that of the first record, of a producer."""
 
-    topic: str
+    topic: TopicName
     partition: Count
     records: Annotated[list[AnyRecord], msgspec.Meta(min_length=1)]
     sequence: Count | None = None
@@ -83,7 +86,7 @@ class RecordError(msgspec.Struct, frozen=True):
 
 
 class ProducedPartition(msgspec.Struct, frozen=True):
-    """`timestamp`: that of LogAppendTime, else null. `next_sequence`: of a producer."""
+    """`timestamp`: that of LogAppendTime, else null, and of a duplicate. `next_sequence`: of a producer."""
 
     topic: str
     partition: int
@@ -163,7 +166,8 @@ class ProduceByHttp:
             check_document(document, self._limits)
             by = By(asked.client_host, None, LISTENER)
             results = await self.append(document, body, by)
-        return answered(results)
+        good = sum(1 for result in results if result.ok)
+        return await asked.answer(200 if good == len(results) else 409, ProduceAnswer(results, good, len(results) - good))
 
     async def append(self, document: ProduceDocument, body: ReceivedBody, by: By) -> list[ProduceResult]:
         """Append what `check_document` has passed. One result a partition, in their order."""
@@ -242,7 +246,7 @@ class ProduceByHttp:
             end_offset=result.base_offset + count - 1,
             count=count,
             log_start_offset=result.log_start_offset,
-            timestamp=None if result.log_append_time_ms < 0 else result.log_append_time_ms,
+            timestamp=None if result.log_append_time_ms < 0 or result.is_duplicate else result.log_append_time_ms,
             duplicate=result.is_duplicate,
             next_sequence=None if one.sequence is None else next_sequence(one.sequence, count),
         )
@@ -309,10 +313,3 @@ def failed_partition(result: PartitionResult, *, is_sequenced: bool) -> FailedPa
         error=result.error_message or text_of(code),
         record_errors=tuple(RecordError(index, message or "") for index, message in result.record_errors),
     )
-
-
-def answered(results: list[ProduceResult]) -> web.Response:
-    """The status says whether all went well."""
-    good = sum(1 for result in results if result.ok)
-    body = ProduceAnswer(results, good, len(results) - good)
-    return json_response(200 if good == len(results) else 409, body)

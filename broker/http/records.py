@@ -15,6 +15,7 @@ import msgspec
 from crc32c import crc32c
 
 from storage.errors import Corrupt
+from storage.limits import KIB, MIB
 from storage.recordbatch import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_LOG_APPEND_TIME,
@@ -30,6 +31,10 @@ from storage.vocabulary import Buffer
 
 RECORDS_PER_STEP: Final = 500
 """Records that are written or read before others have their turn: a millisecond."""
+BYTES_PER_STEP: Final = 64 * KIB
+"""And of those that are read, as many bytes: the last one may go beyond."""
+RECORD_BYTES_MAX: Final = 8 * MIB
+"""The largest record that is read. Kafka's protocol reads any."""
 HEADERS_MAX: Final = 100
 READ_HEADERS_MAX: Final = 10_000
 """In one record: to read them takes ten milliseconds. Kafka's protocol reads any number."""
@@ -205,8 +210,8 @@ def codec_number(codec: str) -> int:
     return _CODEC_NUMBERS[codec]
 
 
-class TooManyHeaders(Exception):
-    """A record that is not read by HTTP. The message names it."""
+class NotByHttp(Exception):
+    """A record that is not read by HTTP, and by Kafka's protocol is. The message names it."""
 
 
 class Cut(NamedTuple):
@@ -266,28 +271,32 @@ class WantedRecords:
 
 
 def read_in_steps(header: BatchHeader, body: bytes, wanted: WantedRecords) -> Iterator[list[ReadRecord]]:
-    """The records of one batch that are wanted, RECORDS_PER_STEP at a time. Raise `Corrupt` for what is not as the header says."""
+    """The records of one batch that are wanted, a step at a time. Raise `Corrupt` for what is not as the header says, and `NotByHttp` if
+    that is the first record that is wanted; it ends before a later one.
+    """
     at = index = 0
     while index < header.record_count and not wanted.is_done:
         found: list[ReadRecord] = []
         count = min(RECORDS_PER_STEP, header.record_count - index)
         try:
-            at = _read(header, body, at, count, wanted, found)
+            at, passed = _read(header, body, at, count, wanted, found)
         except IndexError:
             raise Corrupt(f"records end early: record_count={header.record_count} bytes={len(body)}") from None
-        index += count
+        index += passed
         yield found
 
 
-def _read(header: BatchHeader, body: bytes, at: int, count: int, wanted: WantedRecords, found: list[ReadRecord]) -> int:
-    """Read `count` records from `at` on; the position behind them, or where there was no more room.
+def _read(header: BatchHeader, body: bytes, at: int, count: int, wanted: WantedRecords, found: list[ReadRecord]) -> tuple[int, int]:
+    """Read `count` records from `at` on, or as many as have BYTES_PER_STEP. Return the position behind them, and how many were passed.
 
     Varints of one and two bytes are read where they stand, as in storage/record_reading.py: a call for each takes half of the time.
     """
     base_offset, base_ms, size = header.base_offset, header.base_timestamp, len(body)
     append_ms = header.max_timestamp if header.attributes & ATTRIBUTE_LOG_APPEND_TIME else None
     next_offset, records_left, bytes_left, least = wanted.offset, wanted.records_left, wanted.bytes_left, wanted.least - wanted.taken
-    for _ in range(count):
+    passed, stop = 0, at + BYTES_PER_STEP
+    while passed < count and at < stop:
+        begin = at
         byte = body[at]
         if byte < 0x80:
             length, at = byte >> 1, at + 1
@@ -304,17 +313,26 @@ def _read(header: BatchHeader, body: bytes, at: int, count: int, wanted: WantedR
         else:
             delta_ms, offset_delta, at = 0, body[at + 2] >> 1, at + 3
         offset = base_offset + offset_delta
+        passed += 1
         if offset < next_offset:
             at = end
             continue
         if (records_left <= 0 or bytes_left <= 0) and len(found) >= least:
             break
+        if length > RECORD_BYTES_MAX or _has_many_headers(body, at, end):
+            if len(found) >= max(least, 1) or wanted.taken:
+                records_left, at = 0, begin
+                break
+            raise NotByHttp(
+                f"the record at offset {offset} has more than {RECORD_BYTES_MAX} bytes or {READ_HEADERS_MAX} headers, which HTTP does not "
+                f"read: use a Kafka client, or go on at {offset + 1}"
+            )
         if body[at] == NO_KEY:
             key, at = None, at + 1
         else:
             key, at = _read_text(body, at, end)
         value, at = _read_text(body, at, end)
-        headers = _read_headers(body, at, end, offset) if at < end and body[at] else []
+        headers = _read_headers(body, at, end) if at < end and body[at] else []
         at_ms = base_ms + delta_ms if append_ms is None else append_ms
         found.append(ReadRecord(offset, at_ms if at_ms >= 0 else None, key, value, headers))
         next_offset = offset + 1
@@ -325,15 +343,23 @@ def _read(header: BatchHeader, body: bytes, at: int, count: int, wanted: WantedR
     if found:
         wanted.taken += len(found)
         wanted.last_offset = found[-1].offset
-    return at
+    return at, passed
 
 
-def _read_headers(body: bytes, at: int, end: int, offset: int) -> list[Header]:
+def _has_many_headers(body: bytes, at: int, end: int) -> bool:
+    """Of a record whose key begins at `at`. Two bytes make a header, so most records are known by their length."""
+    if end - at <= 2 * READ_HEADERS_MAX:
+        return False
+    for _ in range(2):
+        length, at = _read_varint(body, at)
+        at += max(length, 0)
+    return at < end and _read_varint(body, at)[0] > READ_HEADERS_MAX
+
+
+def _read_headers(body: bytes, at: int, end: int) -> list[Header]:
     count, at = _read_varint(body, at)
     if not 0 <= count <= end - at:
         raise Corrupt(f"impossible number of headers: {count}")
-    if count > READ_HEADERS_MAX:
-        raise TooManyHeaders(f"the record at offset {offset} has {count} headers, HTTP reads {READ_HEADERS_MAX}: use a Kafka client")
     headers: list[Header] = []
     for _ in range(count):
         length, at = _read_varint(body, at)

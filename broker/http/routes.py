@@ -74,7 +74,7 @@ class HttpRoute:
 
 ROUTES: Final = (
     HttpRoute("GET", "/", Access.OPEN, "index", "what this is, and its paths", ApiTold),
-    HttpRoute("GET", "/health", Access.OPEN, "health", "the broker in one line; probes ask /healthz, /readyz", HealthTold, errors=(503,)),
+    HttpRoute("GET", "/health", Access.OPEN, "health", "the broker in one line; probes ask /healthz, /readyz", HealthTold),
     HttpRoute("GET", OPENAPI_PATH, Access.OPEN, "openapi", "this document", dict[str, Any]),
     HttpRoute(
         "POST",
@@ -166,7 +166,6 @@ def limits_of(settings: Settings) -> HttpLimits:
     return HttpLimits(
         listen=http.listen,
         log_api=log_api,
-        allow_writes=http.allow_writes,
         body_bytes_max=http.max_body_bytes,
         hosts=http.hosts,
         idle_timeout_s=settings.kafka.idle_timeout.total_seconds(),
@@ -238,6 +237,8 @@ def _responses(route: HttpRoute, answer: dict[str, Any], error: dict[str, Any]) 
     bad = {"description": "it was not done, and why", "content": {JSON: {"schema": error}}}
     statuses = {400, 403, 421, 503} | set(route.errors) | ({415} if route.content_types else set())
     responses: dict[str, Any] = {"200": good} | {str(status): bad for status in sorted(statuses)}
+    if route.answer is HealthTold:
+        responses["503"] = {"description": "it is not ready", "content": {JSON: {"schema": answer}}}
     if route.answer in (ProduceAnswer, ConsumeAnswer):
         responses["409"] = {"description": "at least one partition failed: its result says why", "content": {JSON: {"schema": answer}}}
     return responses

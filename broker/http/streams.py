@@ -22,6 +22,7 @@ from broker.http.consume import (
     ConsumeDocument,
     HttpReading,
     LogPlace,
+    UnreadPartition,
     unread,
     unread_of,
 )
@@ -39,13 +40,16 @@ from broker.http.produce import (
     ProduceByHttp,
     ProduceDocument,
     ProduceResult,
+    TopicName,
     next_sequence,
 )
 from broker.http.records import AnyRecord, Header, JsonRecord, ReadRecord, Text, Timestamp, WantedRecords
-from broker.protocol.fetch import FetchPartition
+from broker.protocol.fetch import FetchedPartition, FetchPartition
+from runtime.frames import FRAME_OVERHEAD_BYTES
 from runtime.telemetry import Metric
 from storage.errors import StorageError
 from storage.limits import MIB, PRODUCER_BATCHES_KEPT
+from storage.recordbatch import HEADER_BYTES
 
 STREAMS: Final = Metric("forebay_http_streams", "Streams of the HTTP API that are open, by kind", ("kind",), aggregation="sum")
 
@@ -55,6 +59,10 @@ UNANSWERED_BYTES_MAX: Final = 4 * MIB
 BATCH_BYTES_MAX: Final = 1 * MIB
 """Lines that are appended together."""
 TAILED_PARTITIONS_MAX: Final = 100
+PARTITION_DIGITS: Final = 6
+OFFSET_DIGITS: Final = 18
+LINES_PER_TURN: Final = 500
+"""Then others have their turn of the event loop."""
 COMMENT_EVERY_S: Final = 15.0
 """A stream without records says so: proxies and clients take silence for a broken connection."""
 UNSENT_WITHIN_S: Final = 30.0
@@ -76,7 +84,7 @@ class StreamHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LineRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A record with the partition that it is for."""
 
-    topic: str
+    topic: TopicName
     partition: Count
     value: Text | msgspec.UnsetType = msgspec.UNSET
     base64: bytes | msgspec.UnsetType = msgspec.UNSET
@@ -109,13 +117,13 @@ class LinesTogether(NamedTuple):
 
 
 class SentLines(NamedTuple):
-    """Lines whose batches are in line for the log, with the numbers of each partition's first and last."""
+    """Lines whose batches are in line for the log, with the numbers of each partition's first and last. `cost_bytes`: of memory."""
 
     begun: BegunDocument
     body: ReceivedBody
     spans: Mapping[tuple[str, int], tuple[int, int]]
     refused: list[FailedPartition]
-    size_bytes: int
+    cost_bytes: int
 
 
 class HttpStreams:
@@ -176,7 +184,7 @@ class HttpStreams:
             raise invalid(f"partition: {len(named)} of them, a stream has at most {TAILED_PARTITIONS_MAX}: name those you want")
         places: dict[TopicPartition, int | str] = {}
         for text in named:
-            if not text.isdecimal() or len(text) > 6 or int(text) >= topic.partition_count:
+            if not text.isdecimal() or len(text) > PARTITION_DIGITS or int(text) >= topic.partition_count:
                 raise invalid(f"partition: {text[:50]!r} is none of the {topic.partition_count} of {name}")
             places[TopicPartition(name, int(text))] = start
         for partition, offset in _last_event(asked.http.headers.get("Last-Event-ID", "")):
@@ -186,7 +194,7 @@ class HttpStreams:
 
 
 def _place(text: str) -> int | str:
-    place: int | str = int(text) if text.isdecimal() and len(text) < 19 else text
+    place: int | str = int(text) if text.isdecimal() and len(text) <= OFFSET_DIGITS else text
     try:
         msgspec.convert(place, LogPlace)
     except msgspec.ValidationError:
@@ -198,7 +206,7 @@ def _last_event(text: str) -> Iterator[tuple[int, int]]:
     """`0:42,1:7`: the next offset of each partition. What is not of this form, another server's id, says nothing."""
     for pair in text.split(",")[:TAILED_PARTITIONS_MAX]:
         partition, _, offset = pair.strip().partition(":")
-        if partition.isdecimal() and offset.isdecimal() and len(partition) < 7 and len(offset) < 19:
+        if partition.isdecimal() and offset.isdecimal() and len(partition) <= PARTITION_DIGITS and len(offset) <= OFFSET_DIGITS:
             yield int(partition), int(offset)
 
 
@@ -214,6 +222,7 @@ class LinesIn:
         self._is_headed = False
         self._sequences: dict[tuple[str, int], int] = {}
         self._ended: dict[tuple[str, int], FailedPartition] = {}
+        self._named: set[tuple[str, int]] = set()
         self._source = PostedBatches()
         self._by = By(asked.client_host, None, LISTENER)
         self._number = 0
@@ -268,6 +277,8 @@ class LinesIn:
             try:
                 async with asyncio.timeout(within_s):
                     chunk = await content.readany()
+            except web.RequestPayloadError as error:
+                raise invalid(f"the body cannot be read: {error}") from None
             except TimeoutError:
                 if linger_s is None:
                     raise HttpError(408, "RequestTimeout", f"no line came within {within_s:.0f} s") from None
@@ -281,6 +292,8 @@ class LinesIn:
                 line = bytes(buffer[at:end]).strip(_BLANK)
                 at = end + 1
                 self._number += 1
+                if not self._number % LINES_PER_TURN:
+                    await asyncio.sleep(0)
                 if line and (record := self._line(line)) is not None:
                     records.append((self._number, record))
                     size_bytes += len(line)
@@ -305,7 +318,8 @@ class LinesIn:
                 self._head = decoded_line(_head_decoder, line, self._number)
                 for name, sequence in self._head.sequences.items():
                     topic, _, partition = name.rpartition("/")
-                    if not topic or not partition.isdecimal() or self._head.producer is None:
+                    is_number = partition.isdecimal() and len(partition) <= PARTITION_DIGITS
+                    if not topic or not is_number or self._head.producer is None:
                         raise invalid(f'line {self._number}: sequences: a producer writes them as {{"orders/0": 0}}, not {name[:100]!r}')
                     self._sequences[topic, int(partition)] = sequence
                 return None
@@ -317,7 +331,11 @@ class LinesIn:
     async def _send(self, lines: LinesTogether) -> None:
         """Put them in line for the log, when there are not too many before them."""
         named_here = {(record.topic, record.partition) for _, record in lines.records}
-        while self._is_full(lines.size_bytes, named_here):
+        self._named |= named_here
+        if len(self._named) > self._limits.partitions_max:
+            raise invalid(f"line {self._number}: a stream writes to at most {self._limits.partitions_max} partitions")
+        cost_bytes = lines.size_bytes + len(named_here) * (FRAME_OVERHEAD_BYTES + HEADER_BYTES)
+        while self._is_full(cost_bytes, named_here):
             self._answered.clear()
             async with asyncio.timeout(self._limits.idle_timeout_s):
                 await self._answered.wait()
@@ -337,15 +355,15 @@ class LinesIn:
         ]
         body = ReceivedBody(self._parts.admission, self._asked, self._limits)
         try:
-            await body.hold(lines.size_bytes)
+            await body.hold(cost_bytes)
             document = ProduceDocument(partitions, self._head.producer)
             begun = await self._produce.begin(document, body, self._by, source=self._source)
         except BaseException:
             body.close()
             raise
-        self._unanswered_bytes += lines.size_bytes
+        self._unanswered_bytes += cost_bytes
         self._under_way.update(by_partition.keys())
-        self._sent.put_nowait(SentLines(begun, body, spans, refused, lines.size_bytes))
+        self._sent.put_nowait(SentLines(begun, body, spans, refused, cost_bytes))
 
     def _is_full(self, size_bytes: int, named_here: set[tuple[str, int]]) -> bool:
         """Whether answers must come before more is sent. What comes behind a batch that fails must not be written, or not in its order: a
@@ -365,7 +383,7 @@ class LinesIn:
 
     def _refusal(self, named: tuple[str, int]) -> FailedPartition:
         first = self._ended[named]
-        text = f"nothing of it was written: an earlier batch of this partition failed ({first.error_type}: {first.error})"
+        text = f"this stream writes no more to the partition, an earlier batch of it failed ({first.error_type}: {first.error})"
         return msgspec.structs.replace(first, error=text, record_errors=())
 
     async def _answer(self) -> None:
@@ -383,24 +401,30 @@ class LinesIn:
                 last = {"lines": [self._number, self._number], "ok": False, "error_type": sent.error_type, "error": str(sent)}
                 await self._write(msgspec.json.encode(last) + b"\n")
                 break
-            try:
-                results: list[ProduceResult] = [*await sent.begun.results(self._produce), *sent.refused]
-            finally:
-                sent.body.close()
-            pieces = []
-            for result in results:
-                named = result.topic, result.partition
-                if isinstance(result, FailedPartition):
-                    self._ended.setdefault(named, result)
-                pieces.append(b'{"lines":[%d,%d],' % sent.spans[named] + msgspec.json.encode(result)[1:] + b"\n")
-            await self._write(b"".join(pieces))
-            self._unanswered_bytes -= sent.size_bytes
-            self._under_way.subtract(sent.spans.keys())
+            answers, cost_bytes, named_there = await self._results(sent), sent.cost_bytes, sent.spans.keys()
+            del sent  # its batches need no memory while the client takes their answers
+            await self._write(answers)
+            self._unanswered_bytes -= cost_bytes
+            self._under_way.subtract(named_there)
             self._under_way += Counter()  # without those of which there are none
             self._answered.set()
-            del sent, results, pieces  # while the next one is waited for
+            del answers, named_there  # while the next one is waited for
         await self._prepare()
         await self._response.write_eof()
+
+    async def _results(self, sent: SentLines) -> bytes:
+        """The answers to some lines, when they are there."""
+        try:
+            results: list[ProduceResult] = [*await sent.begun.results(self._produce), *sent.refused]
+        finally:
+            sent.body.close()
+        pieces = []
+        for result in results:
+            named = result.topic, result.partition
+            if isinstance(result, FailedPartition):
+                self._ended.setdefault(named, result)
+            pieces.append(b'{"lines":[%d,%d],' % sent.spans[named] + msgspec.json.encode(result)[1:] + b"\n")
+        return b"".join(pieces)
 
     async def _prepare(self) -> None:
         if not self._response.prepared:
@@ -422,7 +446,7 @@ class LinesOut:
     content_type = NDJSON
     comment = b"\n"
 
-    def begin(self) -> bytes:
+    def begin(self, _: Mapping[TopicPartition, int]) -> bytes:
         return b""
 
     def records(self, named: TopicPartition, records: list[ReadRecord], _: Mapping[TopicPartition, int]) -> bytes:
@@ -443,8 +467,9 @@ class EventsOut:
     def __init__(self, topic: str) -> None:
         self._before = b'data: {"topic":%b,"partition":' % msgspec.json.encode(topic)
 
-    def begin(self) -> bytes:
-        return b"retry: %d\n\n" % RETRY_MS
+    def begin(self, ids: Mapping[TopicPartition, int]) -> bytes:
+        """The id is kept by clients without an event, too: one that was away misses nothing, though it has seen nothing."""
+        return b"id: %b\nretry: %d\n\n" % (",".join(f"{one.partition}:{offset}" for one, offset in ids.items()).encode(), RETRY_MS)
 
     def records(self, named: TopicPartition, records: list[ReadRecord], positions: Mapping[TopicPartition, int]) -> bytes:
         others = "".join(f",{one.partition}:{offset}" for one, offset in positions.items() if one != named).encode()
@@ -467,6 +492,8 @@ class RecordsOut:
         self._taker = HttpTaker(asked)
         self._ends: Mapping[TopicPartition, int | ErrorCode] = {}
         """Where each partition is to end; empty for a stream without end."""
+        self._ids: dict[TopicPartition, int] = {}
+        """Where each partition goes on, those that have ended among them."""
         self._response = web.StreamResponse(headers={"Content-Type": form.content_type, "Cache-Control": "no-store"})
 
     async def run(
@@ -490,17 +517,23 @@ class RecordsOut:
         found = await self._reading.places(places)
         if until_end:
             self._ends = await self._reading.places(dict.fromkeys(places, "end"))
+            found |= {named: end for named, end in self._ends.items() if isinstance(end, ErrorCode)}
         positions = {named: offset for named, offset in found.items() if not isinstance(offset, ErrorCode)}
+        self._ids = dict(positions)
         responses = self._parts.responses
         responses.note_untaken(self._taker)
         try:
-            await self._write(self._form.begin())
+            await self._write(self._form.begin(self._ids))
             for named, code in found.items():
                 if isinstance(code, ErrorCode):
                     await self._write(self._form.error(unread(named.topic, named.partition, code)))
+            for named in [one for one, at in positions.items() if self._is_beyond(one, at)]:
+                del positions[named]
+                await self._write(self._form.error(unread(named.topic, named.partition, ErrorCode.offset_out_of_range)))
             left = records_max if records_max is not None else 2**63
             while positions and left > 0:
-                positions = {named: at for named, at in positions.items() if not self._is_at_end(named, at)}
+                for named in [one for one, at in positions.items() if self._is_at_end(one, at)]:
+                    del positions[named]
                 if not positions:
                     break
                 if self._parts.leaving.is_asking:
@@ -508,8 +541,9 @@ class RecordsOut:
                     break
                 try:
                     left = await self._round(positions, isolation, left)
-                except StorageError as error:
-                    await self._write(self._form.error({"error_type": type_of(error_code_of(error)), "error": str(error)}))
+                except (StorageError, HttpError) as error:
+                    kind = error.error_type if isinstance(error, HttpError) else type_of(error_code_of(error))
+                    await self._write(self._form.error({"error_type": kind, "error": str(error)}))
                     break
             await self._response.write_eof()
         except TimeoutError:
@@ -532,40 +566,54 @@ class RecordsOut:
                 isolation=1 if isolation == "read_committed" else 0,
                 room=room,
             )
-            is_silent = True
+            left_before, is_told, waits = left, False, False
             for partition in fetched:
-                named = TopicPartition(partition.topic, partition.partition)
                 if partition.error_code:
-                    is_silent = False
                     code = ErrorCode(partition.error_code)
                     if code.retriable and code is not ErrorCode.unknown_topic_or_partition:
-                        await asyncio.sleep(RETRY_MS / 1_000)
+                        waits = True
                         continue
-                    del positions[named]
-                    await self._write(self._form.error(unread_of(partition)))
-                    continue
-                limit = WantedRecords(positions[named], bytes_left=2**63, records_left=left)
-                try:
-                    async for records in self._reading.records(partition.records, limit):
-                        if self._ends:
-                            records = [record for record in records if not self._is_at_end(named, record.offset)]
-                        if records:
-                            is_silent = False
-                            positions[named] = records[-1].offset + 1
-                            await self._write(self._form.records(named, records, positions))
-                except StorageError as error:
-                    del positions[named]
-                    await self._write(self._form.error(unread(named.topic, named.partition, error_code_of(error), str(error))))
-                    continue
-                left -= limit.taken
-                positions[named] = limit.offset
-                if left <= 0:
-                    break
-            if is_silent:
-                await self._write(self._form.comment)
-            return left
+                    is_told = True
+                    await self._end(positions, unread_of(partition))
+                elif partition.records and left > 0:
+                    left = await self._read(positions, partition, left)
         finally:
             room.give_back()
+        if left == left_before and not is_told:
+            await self._write(self._form.comment)
+            if waits:
+                await asyncio.sleep(RETRY_MS / 1_000)
+        return left
+
+    async def _read(self, positions: dict[TopicPartition, int], partition: FetchedPartition, left: int) -> int:
+        """Write what was fetched of a partition, or the first part of it: the rest is fetched once more."""
+        named = TopicPartition(partition.topic, partition.partition)
+        limit = WantedRecords(positions[named], bytes_left=ROUND_BYTES, records_left=left)
+
+        def encode(records: list[ReadRecord]) -> bytes:
+            wanted = [record for record in records if not self._is_at_end(named, record.offset)] if self._ends else records
+            if wanted:
+                self._ids[named] = wanted[-1].offset + 1
+            return self._form.records(named, wanted, self._ids)
+
+        out = await self._asked.room(self._reading.room_bytes([partition], ROUND_BYTES))
+        try:
+            read = await self._reading.read(partition, limit, encode)
+            if read.error is not None:
+                await self._end(positions, read.error)
+            else:
+                positions[named] = read.next_offset
+                self._ids[named] = read.next_offset
+                out.settle(sum(map(len, read.records)))
+                await self._write(b"".join(read.records))
+        finally:
+            out.give_back()
+        return left - read.record_count
+
+    async def _end(self, positions: dict[TopicPartition, int], why: UnreadPartition) -> None:
+        """End a partition. Its place stays in the ids of events: a client that comes back goes on there."""
+        del positions[TopicPartition(why.topic, why.partition)]
+        await self._write(self._form.error(why))
 
     async def _write(self, data: bytes) -> None:
         async with asyncio.timeout(UNSENT_WITHIN_S):
@@ -577,3 +625,7 @@ class RecordsOut:
     def _is_at_end(self, named: TopicPartition, offset: int) -> bool:
         end = self._ends.get(named)
         return end is not None and not isinstance(end, ErrorCode) and offset >= end
+
+    def _is_beyond(self, named: TopicPartition, offset: int) -> bool:
+        end = self._ends.get(named)
+        return end is not None and not isinstance(end, ErrorCode) and offset > end

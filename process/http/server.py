@@ -46,6 +46,7 @@ BEAT_AGE_MAX_S: Final = 5.0
 FIRST_REQUEST_WITHIN_S: Final = 10.0
 KEPT_ALIVE_S: Final = 75.0
 LOOK_EVERY_S: Final = 1.0
+PATH_CHARS_SAID: Final = 200
 _STOP_WITHIN_S: Final = 1.0
 
 HttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -112,6 +113,7 @@ class HttpServer:
             logger=self._unreadable.logger(),
             shutdown_timeout=_STOP_WITHIN_S,
             keepalive_timeout=KEPT_ALIVE_S,
+            auto_decompress=False,
         )
         telemetry.table(BUILD_INFO, lambda: [(about.build_info(), 1.0)])
         if about.labels:
@@ -227,9 +229,13 @@ async def _errors_as_json(request: web.Request, handler: HttpHandler) -> web.Str
     try:
         return await handler(request)
     except web.HTTPNotFound:
-        return _json(404, {"error": f"no such path: {request.path}"})
+        return _json(404, {"error_type": "NotFound", "error": f"no such path: {request.path[:PATH_CHARS_SAID]}"})
     except web.HTTPMethodNotAllowed as error:
-        return _json(405, {"error": f"{request.method} is not allowed here"}, allow=", ".join(sorted(error.allowed_methods)))
+        return _json(
+            405,
+            {"error_type": "MethodNotAllowed", "error": f"{request.method} is not allowed here"},
+            allow=", ".join(sorted(error.allowed_methods)),
+        )
 
 
 def _open(server: web.Server) -> list[web.RequestHandler]:

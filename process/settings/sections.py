@@ -185,7 +185,6 @@ class HttpSettings:
         one_of("auto", "read_write", "read", "off"),
         "whether records may be written and read by HTTP; auto: both if http.listen is an address of this machine alone, else neither",
     ] = "auto"
-    allow_writes: Annotated[bool, FLAG, "whether topics and groups may be changed by HTTP, too"] = False
     hosts: Annotated[
         tuple[str, ...],
         NAMES,

@@ -1,5 +1,6 @@
 import asyncio
 import dataclasses
+import gzip
 import socket
 from typing import Any
 
@@ -31,6 +32,7 @@ WRONG: dict[str, tuple[object, str]] = {
     "a partition that is text": (of(partition="0"), "topic_partitions[0].partition: Expected `int`"),
     "a negative partition": (of(partition=-1), "topic_partitions[0].partition"),
     "a huge partition": (of(partition=2**31), "topic_partitions[0].partition"),
+    "a long name": (of(topic="x" * 250), "topic_partitions[0].topic: Expected `str` of length <= 249"),
     "no record": (of(records=[]), "topic_partitions[0].records"),
     "a number": (of(records=["a", 3]), "topic_partitions[0].records[1]"),
     "bad base64": (of(records=[{"base64": "!"}]), "topic_partitions[0].records[0].base64: Invalid base64"),
@@ -100,6 +102,20 @@ async def test_a_document_of_too_many_parts_is_refused_before_it_is_decoded(http
     assert "application/x-ndjson" in answer["error"]
 
 
+async def test_a_body_that_is_encoded_is_refused_before_it_is_read(http: Http) -> None:
+    for path, kind in (("/produce", "application/json"), ("/produce", "application/x-ndjson"), ("/consume", "application/json")):
+        status, answer = await http.post(path, gzip.compress(b"\n" * 1_000_000), content_type=kind, content_encoding="gzip")
+        assert (status, answer["error_type"]) == (415, "UnsupportedMediaType")
+    assert http.member.requests("forebay_unexpected_errors_total") == 0
+
+
+async def test_an_error_repeats_only_the_beginning_of_what_was_sent(http: Http) -> None:
+    for body in (ONE | {"x" * 1_000_000: 1}, of(**{"y" * 1_000_000: 1})):
+        status, answer = await http.post("/produce", body)
+        assert (status, answer["error_type"]) == (400, "InvalidRequest")
+        assert len(answer["error"]) < 2_000
+
+
 async def test_a_browser_of_another_site_gets_nothing(http: Http) -> None:
     own = f"http://{http.address}"
     assert (await http.post("/produce", ONE, origin=own))[0] == 200
@@ -118,7 +134,7 @@ async def test_a_host_that_is_not_this_server_is_misdirected() -> None:
     async with running_cluster() as cluster, http_of(await cluster.join(), hosts="kafka.example.com") as http:
         for host in ("localhost", "127.0.0.1:99", "[::1]:8070", "10.1.2.3", "KAFKA.example.com:8070"):
             assert (await http.get("/api/v1/topics", host=host))[0] == 200, host
-        for host in ("evil.example", "localhost.evil.example:8070", "127.0.0.1.evil.example", "["):
+        for host in ("evil.example", "localhost.evil.example:8070", "127.0.0.1.evil.example", "[", "evil.example@127.0.0.1"):
             status, answer = await http.get("/api/v1/topics", host=host)
             assert (status, answer["error_type"]) == (421, "MisdirectedRequest"), host
             assert "http.hosts" in answer["error"]

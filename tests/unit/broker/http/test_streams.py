@@ -1,10 +1,13 @@
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self
 
 import pytest
 
+from broker.http.streams import LINES_PER_TURN, UNANSWERED_BYTES_MAX
+from storage.limits import MIB
 from tests.kit.clustering import running_cluster
 from tests.kit.http_asking import Http, http_of
 
@@ -97,7 +100,7 @@ async def test_an_error_ends_its_partition_and_no_other(http: Http) -> None:
         ("u", 0, None),
         ("t", 0, "MessageTooLarge"),
     ]
-    assert "nothing of it was written" in answers[-1]["error"]
+    assert "this stream writes no more to the partition" in answers[-1]["error"]
     assert await http.values("t", 0) == ["a"]
     assert await http.values("u", 0) == ["d"]
 
@@ -113,6 +116,9 @@ async def test_an_error_ends_its_partition_and_no_other(http: Http) -> None:
         ([{"topic": "t", "partition": 0}], "line 1: a record has"),
         ([{"linger_ms": 60_000}, line("a"), {"value": "b"}], "line 3: Object missing required field `topic`"),
         ([b"x" * 5_000_000], "line 1: longer than 4194304 bytes"),
+        ([line("a", topic="x" * 250)], "line 1: topic: Expected `str` of length <= 249"),
+        ([{"producer": {"id": 1, "epoch": 0}, "sequences": {"t/" + "9" * 5_000: 0}}], "line 1: sequences"),
+        ([{"batch_records": 2_000}, *(line("a", partition=at) for at in range(1_001))], "a stream writes to at most 1000 partitions"),
     ],
 )
 async def test_a_line_that_is_wrong_is_refused_by_its_number_before_anything_of_its_batch(
@@ -179,7 +185,9 @@ class Events:
     async def __aenter__(self) -> Self:
         self._response = await self._opening.__aenter__()
         assert (self._response.status, self._response.content_type) == (200, "text/event-stream")
-        assert await self._response.content.readuntil(b"\n\n") == b"retry: 2000\n\n"
+        begun = dict(text.split(": ", 1) for text in (await self._response.content.readuntil(b"\n\n")).decode().split("\n") if text)
+        assert begun["retry"] == "2000"
+        self.first_id = begun["id"]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -267,3 +275,85 @@ async def test_streams_end_when_the_broker_leaves(http: Http) -> None:
         await http.produced("t", 0, ["b"])
         assert (await events.next())[0] == "record"
         assert (await events.next())[2]["error_type"] == "BackPressureRejected"
+
+
+async def test_what_a_client_does_not_read_holds_as_much_as_its_bound(http: Http) -> None:
+    await http.produced("t", 0, ["a"])
+    reader, writer = await asyncio.open_connection(http.address.host, http.address.port, limit=1)
+    writer.write(b"POST /produce HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n")
+    lines = b"".join(json.dumps(line("", partition=at)).encode() + b"\n" for at in range(900))
+    head = b'{"batch_records":1}\n'
+    writer.write(b"%x\r\n%b\r\n" % (len(head + lines), head + lines))
+    address = http.member.broker.http.address_of("127.0.0.1")
+    most = 0
+    for _ in range(200):
+        await asyncio.sleep(0.005)
+        most = max(most, address.claimed_bytes)
+    writer.transport.abort()
+
+    assert most <= 3 * UNANSWERED_BYTES_MAX
+    async with asyncio.timeout(25):
+        while address.claimed_bytes:  # noqa: ASYNC110 - an account tells of no change
+            await asyncio.sleep(0.01)
+    del reader
+
+
+async def test_blank_lines_without_end_leave_others_their_turns(http: Http) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        counting = group.create_task(count())
+        async with http.session.post("/produce", data=io.BytesIO(b"\n" * 1_000_000), headers=NDJSON) as response:
+            assert response.status == 200
+        counting.cancel()
+    assert turns > 1_000_000 / LINES_PER_TURN
+
+
+async def test_records_that_compress_well_are_read_piece_by_piece(http: Http) -> None:
+    values = ["\0" * 100_000] * 90
+    for begin in range(0, 90, 15):
+        await http.produced("t", 0, values[begin : begin + 15], compression="zstd")
+    responses, most = http.member.broker.http.responses, 0
+
+    named = [{"topic": "t", "partition": 0, "fetch_offset": "start"}]
+    document = {"topic_partitions": named, "until": "end"}
+    async with http.session.post("/consume", json=document, headers=LINES) as response:
+        lines = 0
+        async for chunk in response.content.iter_any():
+            most = max(most, responses.held_bytes)
+            lines += chunk.count(b'"offset"')
+
+    assert lines == 90
+    assert most < 8 * MIB, "100,000 NULs are 600,000 bytes in JSON, and the log has 9 MB of them"
+    answered = await http.consumed("t", 0, max_bytes=1_000_000)
+    assert 1 <= answered["count"] <= 5, "JSON is bounded, too"
+
+
+async def test_ids_keep_partitions_that_have_ended_and_come_before_the_first_record() -> None:
+    async with running_cluster() as cluster:
+        member = await cluster.join()
+        async with http_of(member) as http:
+            await http.produced("t", 0, ["a"])
+            async with Events(http, "/tail/t") as events:
+                assert events.first_id == "0:1", "of an end at which nothing has come"
+            await http.produced("t", 0, ["b"])
+            async with Events(http, "/tail/t", "0:1") as events:
+                assert (await events.next())[1:] == ("0:2", {"topic": "t", "partition": 0, **record(1, "b")})
+
+
+async def test_records_of_streams_are_counted(http: Http) -> None:
+    await http.produced("t", 0, list("abc"))
+    await read_lines(http, {"topic_partitions": [{"topic": "t", "partition": 0, "fetch_offset": 0}], "until": "end"})
+    assert http.member.requests("forebay_http_records_total", direction="out") == 3
+
+
+async def test_a_place_beyond_the_end_is_an_error_though_the_stream_ends_there(http: Http) -> None:
+    await http.produced("t", 0, ["a"])
+    (answer,) = await read_lines(http, {"topic_partitions": [{"topic": "t", "partition": 0, "fetch_offset": 9}], "until": "end"})
+    assert answer["error_type"] == "OffsetOutOfRange"
