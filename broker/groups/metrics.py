@@ -31,7 +31,7 @@ EXPIRED: Final = Metric(
 REMOVED: Final = Metric("forebay_groups_expired_total", "Groups that were removed because they had neither members nor offsets left")
 TAKEOVER_SECONDS: Final = Metric(
     "forebay_group_takeover_duration_seconds",
-    "Time that loading a group took, every one of its offsets written anew",
+    "Time that loading a group took, every one of its offsets written again",
     buckets=FEW_SECONDS_BUCKETS,
 )
 

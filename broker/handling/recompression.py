@@ -36,7 +36,7 @@ RECOMPRESSED: Final = Metric(
 )
 RECOMPRESSED_BYTES: Final = Metric("forebay_recompressed_bytes_total", "Bytes of such batches, as they came and as they left", ("side",))
 WAITING: Final = Metric(
-    "forebay_recompression_waiting_bytes", "Bytes of batches that wait to be read or compressed anew", aggregation="sum"
+    "forebay_recompression_waiting_bytes", "Bytes of batches that wait to be read or compressed again", aggregation="sum"
 )
 READ: Final = Metric(
     "forebay_batches_read_total", "Batches whose records were read one by one before they were taken, by what came of it", ("verdict",)

@@ -220,7 +220,7 @@ class HttpReading:
                 wanted.offset = max(wanted.offset, batch.next_offset)
 
     async def _decompressed(self, body: memoryview, codec: int, held: contextlib.AsyncExitStack) -> bytes:
-        """Of what is long there is one at a time, until `held` is left."""
+        """One that is long is there alone, until `held` is left."""
         try:
             return bytes(decompress_records(body, codec, bytes_max=DECOMPRESSED_AT_ONCE_BYTES if codec else None))
         except TooLarge:

@@ -347,7 +347,7 @@ def _read(header: BatchHeader, body: bytes, at: int, count: int, wanted: WantedR
 
 
 def _has_many_headers(body: bytes, at: int, end: int) -> bool:
-    """Of a record whose key begins at `at`. Two bytes make a header, so most records are known by their length."""
+    """Look at the record whose key begins at `at`. Two bytes make a header, so most are known by their length."""
     if end - at <= 2 * READ_HEADERS_MAX:
         return False
     for _ in range(2):

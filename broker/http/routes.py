@@ -11,9 +11,10 @@ from aiohttp import web
 from broker.http.admin import BrokersTold, ClusterTold, GroupInFull, GroupsTold, HttpAdministration, SettingsTold, TopicInFull, TopicsTold
 from broker.http.consume import ConsumeAnswer, ConsumeByHttp, ConsumeDocument, ConsumedPartition, HttpReading, UnreadPartition
 from broker.http.guard import JSON, NDJSON, SCHEMAS, Access, Asked, Guard, HttpLimits, RouteHandler, json_response
+from broker.http.line_stream import LineRecord
 from broker.http.parts import HttpParts
 from broker.http.produce import FailedPartition, NewProducer, ProduceAnswer, ProduceByHttp, ProduceDocument, ProducedPartition
-from broker.http.streams import SSE, HttpStreams, LineRecord, RecordOfLine
+from broker.http.streams import SSE, HttpStreams, RecordOfLine
 from process.accepting import HTTP_CONNECTIONS_MAX
 from process.settings.keys import SETTINGS
 from process.settings.listeners import is_loopback

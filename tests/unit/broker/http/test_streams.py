@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import pytest
 
-from broker.http.streams import LINES_PER_TURN, UNANSWERED_BYTES_MAX
+from broker.http.line_stream import LINES_PER_TURN, UNANSWERED_BYTES_MAX
 from storage.limits import MIB
 from tests.kit.clustering import running_cluster
 from tests.kit.http_asking import Http, http_of

@@ -162,8 +162,8 @@ async def test_an_unknown_path_and_a_wrong_method_are_answered_as_json(running: 
     async with running.client.post("/readyz") as response:
         wrong = response.status, response.headers["Allow"], await response.json()
 
-    assert missing == (404, {"error": "no such path: /nowhere"})
-    assert wrong == (405, "GET, HEAD", {"error": "POST is not allowed here"})
+    assert missing == (404, {"error_type": "NotFound", "error": "no such path: /nowhere"})
+    assert wrong == (405, "GET, HEAD", {"error_type": "MethodNotAllowed", "error": "POST is not allowed here"})
 
 
 async def test_an_address_that_is_taken_is_said_so_with_the_setting_to_change() -> None:
