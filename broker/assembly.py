@@ -21,6 +21,7 @@ from broker.dispatch import Dispatch
 from broker.fetching.preferred_replicas import PreferredReplicas
 from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
 from broker.groups.coordinator import Coordinator
+from broker.groups.lag import LagSampler
 from broker.groups.settings import group_settings
 from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import Produce
@@ -262,6 +263,17 @@ async def open_broker(
             telemetry=telemetry,
         )
         nursery.spawn(groups.run(), name="groups")
+        group_lag = LagSampler(
+            metadata=opened.metadata,
+            listed=groups.listed,
+            topics=topics,
+            bounds=parts.control_reads,
+            times=parts.time_search,
+            clock=clock,
+            telemetry=telemetry,
+            interval_s=settings.metrics.lag_interval.total_seconds(),
+        )
+        nursery.spawn(group_lag.run(), name="group-lag")
         audit = None
         if settings.log.audit is not None:
             opening = open_audit_log(settings.log.audit, broker_id=lambda: life.broker_id, telemetry=telemetry, clock=clock)
@@ -367,6 +379,7 @@ async def open_broker(
             marks=marks,
             http=HttpParts(
                 parts=handled,
+                metadata=opened.metadata,
                 produce=dispatch.wide_produce,
                 fetch=fetching,
                 leaving=leaving,

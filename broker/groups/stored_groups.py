@@ -7,10 +7,14 @@ from typing import Final
 import structlog
 
 from broker.coordination.rendezvous import slot_of
+from broker.groups.committed import NOTHING
+from broker.groups.offsets import committed_of, offsets_of, partition_of, topics_beside
 from storage.catalog.groups import GroupHead, decode_head
 from storage.errors import Corrupt, IncompatibleFormat, Unavailable
 from storage.metadata import keys
+from storage.metadata.keys import GroupKeys
 from storage.metadata.port import MetadataStore, Record
+from storage.vocabulary import PartitionId, TopicId
 
 SILENT_AFTER_S: Final = 3.0
 """A scan of which nothing came for so long is given up: it may take longer than that, but has to go on."""
@@ -39,6 +43,30 @@ async def read_heads(metadata: MetadataStore, shard_slots: Sequence[int]) -> lis
     except TimeoutError:
         raise Unavailable(f"metadata did not answer: op=range_scan groups_of_slot={shard_slots[0]} after_s={SILENT_AFTER_S}") from None
     return heads
+
+
+async def read_offsets(metadata: MetadataStore, head: GroupHead, *, offsets_max: int) -> dict[PartitionId, int] | None:
+    """The offsets that a group has committed, read without taking it over; None of a group with more than that many, or that this release
+    cannot read. A commit under way may be in it or not. Raises `Unavailable` as `read_heads` does.
+    """
+    group_keys = GroupKeys(head.group, slot_of(head.group))
+    committed: dict[PartitionId, int] = {}
+    try:
+        async with asyncio.timeout(SILENT_AFTER_S) as patience:
+            named = [TopicId(topic_id) for topic_id in head.topics]
+            for topic_id in dict.fromkeys([*named, *await topics_beside(metadata, group_keys, head.topic_pages)]):
+                for record in await offsets_of(metadata, group_keys, topic_id):
+                    if (found := committed_of(record)) != NOTHING:
+                        committed[partition_of(record.path)] = found.offset
+                if len(committed) > offsets_max:
+                    return None
+                patience.reschedule(asyncio.get_running_loop().time() + SILENT_AFTER_S)
+    except TimeoutError:
+        raise Unavailable(f"metadata did not answer: op=range_scan offsets_of={head.group!r} after_s={SILENT_AFTER_S}") from None
+    except (Corrupt, IncompatibleFormat) as error:
+        log.warning("group_not_readable", group=head.group, cause=str(error))
+        return None
+    return committed
 
 
 def _readable_head(record: Record) -> GroupHead | None:

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterable
 
-from broker.groups.members import Group
+from broker.groups.members import Group, Member
 
 CONSUMER = "consumer"
 
@@ -17,11 +17,19 @@ def subscribed_topics(group: Group) -> frozenset[str] | None:
         return None
     topics: set[str] = set()
     for member in group.members.values():
-        try:
-            topics.update(_topics_of(member.metadata_of(group.protocol)))
-        except (struct.error, UnicodeDecodeError, ValueError):
+        wanted = wanted_by(member, group)
+        if wanted is None:
             return None
+        topics |= wanted
     return frozenset(topics)
+
+
+def wanted_by(member: Member, group: Group) -> frozenset[str] | None:
+    """The topics that one member of a group of consumers wants; None if it says it otherwise."""
+    try:
+        return frozenset(_topics_of(member.metadata_of(group.protocol)))
+    except (struct.error, UnicodeDecodeError, ValueError):
+        return None
 
 
 def _topics_of(metadata: bytes) -> Iterable[str]:

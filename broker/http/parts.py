@@ -12,6 +12,7 @@ from broker.leaving import Leaving
 from broker.responses import Responses
 from runtime.clock import Clock
 from runtime.telemetry import Telemetry
+from storage.metadata.port import MetadataStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class HttpParts:
     """`address_of` finds the account of a client's address, which its Kafka connections share."""
 
     parts: BrokerParts
+    metadata: MetadataStore
     produce: WideProduce
     fetch: Fetch
     leaving: Leaving

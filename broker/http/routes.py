@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from broker.http.admin import BrokersTold, ClusterTold, GroupInFull, GroupsTold, HttpAdministration, SettingsTold, TopicInFull, TopicsTold
+from broker.http.cluster_metrics import CLUSTER_METRICS_PATH, ClusterMetrics
 from broker.http.consume import ConsumeAnswer, ConsumeByHttp, ConsumeDocument, ConsumedPartition, HttpReading, UnreadPartition
 from broker.http.guard import JSON, NDJSON, SCHEMAS, Access, Asked, Guard, HttpLimits, RouteHandler, json_response
 from broker.http.line_stream import LineRecord
@@ -153,10 +154,13 @@ def routes_of(
         "group": administration.group,
         "settings": administration.settings,
     }
-    return [
+    cluster = ClusterMetrics(parts, by_partition=settings.metrics.granularity == "partition", blocking=blocking)
+    guarded = [
         web.route(route.method, route.path, guard.wrap(route.path, route.access, route.content_types, handlers[route.name]))
         for route in ROUTES
     ]
+    # Beside the guard, as /metrics: a Prometheus may know this server by any name.
+    return [*guarded, web.get(CLUSTER_METRICS_PATH, cluster.page)]
 
 
 def limits_of(settings: Settings) -> HttpLimits:
@@ -198,8 +202,8 @@ class _About:
         return json_response(200, openapi(ROUTES))
 
 
-PROCESS_PATHS: Final = ("/healthz", "/readyz", "/metrics", "/metrics.json", "/api/v1/broker")
-"""Served beside these by every process (process/http/server.py)."""
+PROCESS_PATHS: Final = ("/healthz", "/readyz", "/metrics", "/metrics.json", CLUSTER_METRICS_PATH, "/api/v1/broker", "/api/v1/cost")
+"""Served beside these, all but CLUSTER_METRICS_PATH by every process (process/http/server.py)."""
 
 
 def openapi(routes: Iterable[HttpRoute]) -> dict[str, Any]:

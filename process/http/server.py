@@ -2,7 +2,7 @@
 
 GET /healthz            the process lives: the loop ran lately; touches no store
 GET /readyz             send clients here, or not (503) and why
-GET /metrics            Prometheus' text format
+GET /metrics            Prometheus' text format; /metrics/prometheus is the same
 GET /metrics.json       the same series as JSON
 GET /api/v1/cost        requests to the object store and what they cost
 GET /api/v1/broker      id, cluster, listeners, version, uptime; /api/v1/compactor of a compactor
@@ -191,6 +191,7 @@ class HttpServer:
                 web.get("/healthz", self._healthz),
                 web.get("/readyz", self._readyz),
                 web.get("/metrics", self._metrics),
+                web.get("/metrics/prometheus", self._metrics),
                 web.get("/metrics.json", self._metrics_json),
                 web.get(self._about.path, self._facts),
                 web.get("/api/v1/cost", self._cost),

@@ -207,6 +207,16 @@ class MetricsSettings:
         'a regular expression: topics whose whole name matches have series of their own, at most 1,000; others count as "(other)"; '
         "without one all match",
     ] = None
+    lag_interval: Annotated[
+        timedelta,
+        duration(minimum="1s", maximum="1h"),
+        "how often the lag of groups is looked at while somebody scrapes; each look reads the ends of what they have committed",
+    ] = timedelta(seconds=15)
+    granularity: Annotated[
+        Literal["partition", "topic"],
+        one_of("partition", "topic"),
+        "/metrics/cluster: by partition, or sums by topic alone",
+    ] = "partition"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

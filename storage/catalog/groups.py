@@ -168,6 +168,16 @@ def decode_group(record: Record) -> GroupRecord:
     return group
 
 
+def count_members(head: GroupHead) -> int:
+    """Its members; 0 of those that cannot be read. Packed ones are unpacked for that: not on the event loop."""
+    try:
+        packed = msgspec.json.decode(head.members_packed, type=bytes) if head.members_packed else b""
+        members = zlib.decompressobj().decompress(packed, _MEMBERS_UNPACKED_BYTES_MAX) if packed else head.members
+        return len(msgspec.json.decode(members, type=list[msgspec.Raw])) if members else 0
+    except (zlib.error, *UNDECODABLE):
+        return 0
+
+
 def encode_group(group: GroupRecord) -> bytes:
     """A group that is too large even when it is packed is written without its members: after a takeover they join again."""
     plain = encode(group)

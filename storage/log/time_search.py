@@ -13,7 +13,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from runtime.blocking import Blocking
 from storage.cache.singleflight import SingleFlight
@@ -44,6 +44,8 @@ GREATEST: Final = -2
 """As the time of a question: the greatest there is."""
 WALKED_HERE_BYTES_MAX: Final = 4_096
 """Uncompressed batches up to this size are walked where they are: a thread costs more."""
+
+T = TypeVar("T")
 
 _Question = tuple[PartitionId, int, int, int, bool]
 """Partition, the first offset that counts, the end of the batches that do, the time looked for, and whether that is in a segment: what is
@@ -81,9 +83,21 @@ class TimeSearch:
     async def of_maximum(self, partition: PartitionId) -> TimestampedOffset | None:
         return await self._untrimmed(partition, lambda: self._of_maximum(partition))
 
-    async def _untrimmed(
-        self, partition: PartitionId, search: Callable[[], Awaitable[TimestampedOffset | None]]
-    ) -> TimestampedOffset | None:
+    async def greatest_around(self, partition: PartitionId, offset: int) -> int | None:
+        """The greatest time of the index entry that holds a readable offset, NO_TIMESTAMP if none of its records has one; None of an offset
+        that cannot be read. Reads no object. Raises `StorageError`.
+        """
+
+        async def search() -> int | None:
+            log = await self._fresh(partition)
+            control = readable(log)
+            if not control.log_start <= offset < control.sequence_counter:
+                return None
+            return (await self._index.find(log, offset)).max_timestamp
+
+        return await self._untrimmed(partition, search)
+
+    async def _untrimmed(self, partition: PartitionId, search: Callable[[], Awaitable[T]]) -> T:
         """What is searched may be trimmed or compacted meanwhile: then the search begins anew."""
         for _ in range(TRIMS_MET_MAX):
             try:

@@ -68,14 +68,16 @@ class Http:
 
 
 @contextlib.asynccontextmanager
-async def http_of(member: Member, *, limits: HttpLimits | None = None, **settings: Any) -> AsyncIterator[Http]:
-    """Serve the API of a broker with these settings of `http`; `limits` in place of what they say."""
+async def http_of(
+    member: Member, *, limits: HttpLimits | None = None, metrics: Mapping[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[Http]:
+    """Serve the API of a broker with these settings of `http` and of `metrics`; `limits` in place of what they say."""
     clock, blocking = SystemClock(), ThreadBlocking(threads=1, name="http")
     given: Mapping[str, Any] = {"listen": LOCAL} | settings
     stores = {"storage": {"url": "memory://"}, "metadata": {"url": "memory://"}}
     routes = routes_of(
         member.broker.http,
-        Settings.model_validate({"http": given, **stores}),
+        Settings.model_validate({"http": given, "metrics": metrics or {}, **stores}),
         blocking=blocking,
         is_ready=lambda: member.broker.readiness.sum_up().is_ready,
         limits=limits,

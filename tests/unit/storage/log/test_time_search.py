@@ -298,3 +298,13 @@ async def test_records_are_walked_off_the_loop_once_and_not_more_than_so_many(mo
         assert walking.calls == walked == 3
         await trim(broker, 30)
         assert await maximum(broker) == (51, 299)
+
+
+async def test_the_greatest_time_of_what_was_appended_with_a_record_is_told_without_a_look_into_an_object() -> None:
+    async with rig() as broker:
+        await broker.send(timed(100, 130, 110))
+        await broker.send(timed(90))
+        await broker.send(timed(-1))
+        times = broker.parts.time_search
+
+        assert [await times.greatest_around(PARTITION, offset) for offset in range(6)] == [130, 130, 130, 90, -1, None]
