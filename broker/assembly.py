@@ -41,6 +41,7 @@ from process.http.health import METADATA, Readiness
 from process.http.probes import MetadataProbe, ObjectProbe, Probes
 from process.identity import check_age, identify_cluster
 from process.settings.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, StartError
+from process.settings.exposure import http_address_for_clients, log_api_of
 from process.settings.listeners import Listener
 from process.settings.model import NOTHING_ACCEPTED, Accepted, Settings
 from process.settings.ports import cannot_listen
@@ -54,7 +55,7 @@ from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry, run_token
 from runtime.version import forebay_version
 from storage.cache.blocks import BlockCache
-from storage.catalog.brokers import BrokerDirectory, Endpoint
+from storage.catalog.brokers import HTTP_LISTENER, BrokerDirectory, Endpoint
 from storage.catalog.cluster import ClusterRecord
 from storage.catalog.commit_marks import CommitMarks
 from storage.catalog.confirmed_topics import ConfirmedTopics
@@ -77,6 +78,8 @@ BLOCKS_SHARE: Final = 3 / 8
 DRAIN_ANSWERS_S: Final = 30.0
 """Requests that were received are answered for this long after the drain."""
 DRAIN_COMMITS_S: Final = 30.0
+LEAVE_GROUPS_S: Final = 3.0
+"""Members that this broker is for HTTP clients; those that have not left by then are missed when their sessions end."""
 
 assert TAIL_SHARE + BLOCKS_SHARE < 1
 
@@ -129,6 +132,12 @@ class Broker:
         Deregistered, this broker names the others to who asks: as leader, as controller and as coordinator, as long as there are others.
         """
         self.readiness.note_draining()
+        try:
+            async with asyncio.timeout(LEAVE_GROUPS_S):
+                for leave in self.http.before_drain:
+                    await leave()
+        except TimeoutError:
+            log.warning("http_consumers_not_left", after_s=LEAVE_GROUPS_S)
         await self._life.end()
         self._groups.stop()
         await self._server.see_off(drain_s=drain_s)
@@ -187,6 +196,8 @@ async def open_broker(
         directory = BrokerDirectory(opened.metadata, clock=clock)
         closing.callback(directory.close)
         endpoints = _advertised(settings, bound)
+        if (of_http := _http_endpoint(settings)) is not None:
+            endpoints += (of_http,)
         life = RegisteredLife(
             directory,
             listeners=endpoints,
@@ -388,6 +399,7 @@ async def open_broker(
                 address_of=server.address_of,
                 clock=clock,
                 telemetry=telemetry,
+                nursery=nursery,
             ),
             cost=cost,
         )
@@ -475,6 +487,12 @@ def _advertised(settings: Settings, bound: Sequence[Listener]) -> tuple[Endpoint
     return tuple(
         Endpoint(listener.name, listener.host, listener.port or ports[listener.name]) for listener in settings.kafka.advertised_listeners
     )
+
+
+def _http_endpoint(settings: Settings) -> Endpoint | None:
+    """Where clients of the log's HTTP API find this broker; None if there is none, or if its port is the system's choice."""
+    address = http_address_for_clients(settings.http)
+    return None if log_api_of(settings.http) == "off" or not address.port else Endpoint(HTTP_LISTENER, *address)
 
 
 async def _begun(life: RegisteredLife) -> BrokerEpoch:

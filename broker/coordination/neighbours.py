@@ -174,13 +174,14 @@ class Neighbours:
                 probe.cancel()
         latest: dict[tuple[Endpoint, ...], int] = {}
         for record in live:
-            latest[record.listeners] = max(record.started_at_ms, latest.get(record.listeners, 0))
+            place = record.kafka_listeners
+            latest[place] = max(record.started_at_ms, latest.get(place, 0))
         for session_id, record in others.items():
             found = self._known.get(session_id)
             if found is None:
                 found = self._known[session_id] = _Registration(record)
             # One address is one machine, so one clock ordered the two.
-            if record.listeners and record.started_at_ms < latest[record.listeners]:
+            if record.kafka_listeners and record.started_at_ms < latest[record.kafka_listeners]:
                 self._note_death(found, "it was started again")
 
     def _is_dead(self, session_id: int) -> bool:
@@ -215,7 +216,7 @@ class Neighbours:
             found.probe = None
 
     async def _addresses(self, record: BrokerRecord) -> tuple[tuple[Address, ...], ...]:
-        return tuple([tuple((await self._network.resolve(endpoint))[:ADDRESSES_MAX]) for endpoint in record.listeners])
+        return tuple([tuple((await self._network.resolve(endpoint))[:ADDRESSES_MAX]) for endpoint in record.kafka_listeners])
 
     async def _is_answered(self, found: _Registration) -> bool:
         """Knock until somebody opens; False if nobody does, and not everybody refuses."""

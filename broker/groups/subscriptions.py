@@ -27,12 +27,12 @@ def subscribed_topics(group: Group) -> frozenset[str] | None:
 def wanted_by(member: Member, group: Group) -> frozenset[str] | None:
     """The topics that one member of a group of consumers wants; None if it says it otherwise."""
     try:
-        return frozenset(_topics_of(member.metadata_of(group.protocol)))
+        return frozenset(topics_of(member.metadata_of(group.protocol)))
     except (struct.error, UnicodeDecodeError, ValueError):
         return None
 
 
-def _topics_of(metadata: bytes) -> Iterable[str]:
+def topics_of(metadata: bytes) -> Iterable[str]:
     """`version: i16, topics: array of string, …`, in every version there is. Empty metadata does not mean that the member wants nothing."""
     _, count = struct.unpack_from(">hi", metadata)
     if count < 0:

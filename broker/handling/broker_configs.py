@@ -27,8 +27,8 @@ def broker_configs(
     record: BrokerRecord, *, auto_create: bool, partition_count: int, producer_expiration_ms: int, groups: GroupSettings
 ) -> list[BrokerConfig]:
     """By name."""
-    listeners = ",".join(str(endpoint) for endpoint in record.listeners)
-    names = ",".join(f"{endpoint.name}:PLAINTEXT" for endpoint in record.listeners)
+    listeners = ",".join(str(endpoint) for endpoint in record.kafka_listeners)
+    names = ",".join(f"{endpoint.name}:PLAINTEXT" for endpoint in record.kafka_listeners)
     number = str(record.broker_id)
     configs = [
         _static("advertised.listeners", ConfigType.STRING, listeners, "The addresses that clients connect to."),

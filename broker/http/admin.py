@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 from kio.schema.errors import ErrorCode
 
+from broker.groups.errors import GroupError
 from broker.handlers.table import HANDLERS
 from broker.handling.context import Context
 from broker.handling.large_answers import LargeAnswer
@@ -18,6 +19,7 @@ from broker.http.parts import HttpParts
 from broker.http.produce import LISTENER
 from broker.protocol.request import Request
 from runtime.turns import Turns
+from storage.catalog.brokers import HTTP_LISTENER
 from storage.catalog.topic_names import INTERNAL
 from storage.catalog.topics import Topic
 
@@ -158,7 +160,10 @@ class HttpAdministration:
         return await asked.answer(200, TopicsTold([TopicTold(*_facts(topic)) for topic in page], following))
 
     async def topic(self, asked: Asked) -> web.StreamResponse:
-        name = asked.http.match_info["topic"]
+        return await asked.answer(200, await self.topic_in_full(asked.http.match_info["topic"]))
+
+    async def topic_in_full(self, name: str) -> TopicInFull:
+        """Raise `HttpError` if there is none, and `StorageError`."""
         found, unread = await self._parts.parts.topics.look_up([name])
         if unread is not None and name not in found:
             raise unread
@@ -168,7 +173,7 @@ class HttpAdministration:
         named = [TopicPartition(name, partition) for partition in range(topic.partition_count)]
         bounds = await read_bounds(self._parts.parts, named)
         partitions = await Turns().each(lambda one: _partition(one.partition, bounds[one]), named)
-        return await asked.answer(200, TopicInFull(*_facts(topic), dict(topic.configs), partitions))
+        return TopicInFull(*_facts(topic), dict(topic.configs), partitions)
 
     async def groups(self, asked: Asked) -> web.StreamResponse:
         from kio.schema.list_groups.v5 import ListGroupsRequest
@@ -184,6 +189,8 @@ class HttpAdministration:
         name = asked.http.match_info["group"]
         answer = await self.call(asked, DESCRIBE_GROUPS, 6, DescribeGroupsRequest(groups=(name,), include_authorized_operations=False))  # type: ignore[arg-type]
         (group,) = answer.groups
+        if group.error_code is ErrorCode.not_coordinator:
+            raise await elsewhere(self._parts, asked, name, GroupError.NOT_COORDINATOR)
         if group.error_code is not ErrorCode.none:
             raise refused(group.error_code, group.error_message)
         members = [MemberTold(one.member_id, one.group_instance_id, one.client_id, one.client_host) for one in group.members]
@@ -206,7 +213,7 @@ def refused(code: ErrorCode, message: str | None) -> HttpError:
         return HttpError(404, type_of(code), text)
     if code.retriable:
         return HttpError(503, type_of(code), text, headers={"Retry-After": "1"})
-    return HttpError(409, type_of(code), text)
+    return HttpError(400 if code.name.startswith("invalid_") else 409, type_of(code), text)
 
 
 def page_of(asked: Asked, sorted_items: Sequence[T], name_of: Any) -> tuple[list[T], str | None]:
@@ -222,3 +229,26 @@ def page_of(asked: Asked, sorted_items: Sequence[T], name_of: Any) -> tuple[list
 
 def _facts(topic: Topic) -> tuple[str, str, int, bool]:
     return topic.name, str(topic.topic_id), topic.partition_count, topic.name in INTERNAL
+
+
+async def elsewhere(parts: HttpParts, asked: Asked, group: str, error: GroupError) -> HttpError:
+    """The refusal of a group's coordinator as an answer: where another broker is it, a redirection to that one."""
+    code = ErrorCode(error)
+    if error is not GroupError.NOT_COORDINATOR:
+        status = 503 if code.retriable else 400 if code.name.startswith("invalid_") else 409
+        return HttpError(status, type_of(code), f"the group cannot be used: {code.name.replace('_', ' ')}", headers=_later(status))
+    holder = (await parts.parts.groups.slots.holders([group]))[group]
+    broker = next((one for one in await parts.parts.brokers.live() if one.broker_id == holder), None)
+    address = None if broker is None or holder == parts.parts.broker_id else broker.endpoint(HTTP_LISTENER)
+    if address is None:
+        text = f"broker {holder} coordinates the group and has no address for HTTP clients: set http.listen or http.advertised there"
+        if broker is None or holder == parts.parts.broker_id:
+            text = "nobody coordinates the group now"
+        return HttpError(503, type_of(code), text, headers=_later(503))
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    location = f"http://{host}:{address.port}{asked.http.rel_url}"
+    return HttpError(307, "CoordinatorElsewhere", f"broker {holder} coordinates the group: ask {location}", headers={"Location": location})
+
+
+def _later(status: int) -> dict[str, str]:
+    return {"Retry-After": "1"} if status == 503 else {}

@@ -116,6 +116,13 @@ class ReadPartition(NamedTuple):
     error: UnreadPartition | None = None
 
 
+class PolledRecords(NamedTuple):
+    """Where to go on, in partitions that were read; and those of which what was asked for is not there any more."""
+
+    next_offsets: dict[TopicPartition, int]
+    out_of_range: list[TopicPartition]
+
+
 _NO_RECORDS: Final = b'"records":[]'
 _decoder: Final = msgspec.json.Decoder(ConsumeDocument)
 
@@ -247,6 +254,11 @@ class ConsumeByHttp:
             check_document(document, self._limits, is_stream=is_stream)
         if is_stream:
             return await self._streams.consume(asked, document)
+        response, _ = await self.answered(asked, document)
+        return response
+
+    async def answered(self, asked: Asked, document: ConsumeDocument, *, head: bytes = b"{") -> tuple[web.StreamResponse, PolledRecords]:
+        """Read and send, and what was read. `head`: an object in JSON without its end, which the answer begins with."""
         places = {TopicPartition(one.topic, one.partition): one.fetch_offset for one in document.topic_partitions}
         found = await self._reading.places(places)
         wanted = [
@@ -259,10 +271,10 @@ class ConsumeByHttp:
             fetched = await self._fetch(wanted, document, room, is_refused=len(wanted) < len(places))
             out = await asked.room(self._reading.room_bytes(fetched.values(), document.max_bytes))
             try:
-                good, data = await self._encoded(document, found, fetched)
+                good, data, polled = await self._encoded(document, found, fetched, head)
                 del fetched
                 room.give_back()
-                return await asked.send(200 if good == len(places) else 409, data, out)
+                return await asked.send(200 if good == len(places) else 409, data, out), polled
             finally:
                 out.give_back()
         finally:
@@ -273,9 +285,11 @@ class ConsumeByHttp:
         document: ConsumeDocument,
         places: Mapping[TopicPartition, int | ErrorCode],
         fetched: Mapping[TopicPartition, FetchedPartition],
-    ) -> tuple[int, bytes]:
-        """The answer, and how many partitions in it were read."""
-        good, pieces = 0, [b'{"results":[']
+        head: bytes,
+    ) -> tuple[int, bytes, PolledRecords]:
+        """How many partitions were read, the answer, and where to go on."""
+        good, pieces = 0, [head, b"" if head == b"{" else b",", b'"results":[']
+        polled = PolledRecords({}, [])
         bytes_left, records_max = document.max_bytes, document.max_records or RECORDS_DEFAULT
         records_left = records_max
         for place, one in enumerate(document.topic_partitions):
@@ -288,6 +302,8 @@ class ConsumeByHttp:
                 continue
             partition = fetched[named]
             if partition.error_code:
+                if partition.error_code == ErrorCode.offset_out_of_range:
+                    polled.out_of_range.append(named)
                 pieces.append(msgspec.json.encode(unread_of(partition)))
                 continue
             room_bytes = min(bytes_left, one.partition_max_bytes)
@@ -297,10 +313,12 @@ class ConsumeByHttp:
             bytes_left -= room_bytes - limit.bytes_left
             records_left -= read.record_count
             good += read.error is None
+            if read.error is None:
+                polled.next_offsets[named] = read.next_offset
             pieces += written(read)
         errors = len(document.topic_partitions) - good
         pieces.append(b'],"success_count":%d,"error_count":%d}\n' % (good, errors))
-        return good, b"".join(pieces)
+        return good, b"".join(pieces), polled
 
     async def _fetch(
         self, wanted: Sequence[FetchPartition], document: ConsumeDocument, room: Room, *, is_refused: bool

@@ -40,6 +40,8 @@ UNEXPECTED: Final = Metric("forebay_unexpected_errors_total", "Requests that fai
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 SCHEMAS: Final = "#/components/schemas/{name}"
+CONSUMERS_MAX: Final = 1_000
+"""Members of groups that a broker is for HTTP clients."""
 BODY_WITHIN_S: Final = 30.0
 ROOM_WITHIN_S: Final = 2.0
 ANSWER_TAKEN_WITHIN_S: Final = 60.0
@@ -68,20 +70,23 @@ class Access(Enum):
     OPEN = "open"
     READ = "read"
     WRITE = "write"
+    ALTER = "alter"
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """`log_api`: read_write, read or off. `hosts` are further names of this server."""
+    """`log_api`: read_write, read or off. `allow_writes`: of topics and groups, by operators. `hosts` are further names of this server."""
 
     listen: HttpAddress
     log_api: str = "read_write"
+    allow_writes: bool = False
     body_bytes_max: int = 16 * MIB
     hosts: tuple[str, ...] = ()
     idle_timeout_s: float = 600.0
     streams_max: int = 224
     partitions_max: int = 1_000
     records_max: int = 100_000
+    consumers_max: int = CONSUMERS_MAX
     body_within_s: float = BODY_WITHIN_S
     room_within_s: float = ROOM_WITHIN_S
 
@@ -383,6 +388,9 @@ class Guard:
             raise HttpError(403, "NotAuthorized", "the HTTP API of the log is off: set http.log_api to read or read_write")
         if access is Access.WRITE and log_api != "read_write":
             raise HttpError(403, "NotAuthorized", f"nothing is written by HTTP, http.log_api is {log_api}: set it to read_write")
+        if access is Access.ALTER and not (self.limits.allow_writes and log_api == "read_write"):
+            text = "topics and groups are not changed by HTTP: set http.allow_writes to true, and http.log_api to read_write"
+            raise HttpError(403, "NotAuthorized", text)
 
 
 def _host_of(request: web.Request) -> str:

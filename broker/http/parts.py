@@ -1,7 +1,7 @@
 """What the HTTP API is given of its broker. Imports nothing of HTTP: a broker that serves none loads none of it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from broker.addresses import ClientAddress
 from broker.admission import Admission
@@ -11,6 +11,7 @@ from broker.handling.context import BrokerParts
 from broker.leaving import Leaving
 from broker.responses import Responses
 from runtime.clock import Clock
+from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.metadata.port import MetadataStore
 
@@ -29,3 +30,6 @@ class HttpParts:
     address_of: Callable[[str], ClientAddress]
     clock: Clock
     telemetry: Telemetry
+    nursery: Nursery
+    before_drain: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    """Called when the broker begins to drain, while it still coordinates."""

@@ -9,16 +9,28 @@ import msgspec
 from aiohttp import web
 
 from broker.http.admin import BrokersTold, ClusterTold, GroupInFull, GroupsTold, HttpAdministration, SettingsTold, TopicInFull, TopicsTold
+from broker.http.alterations import Deleted, HttpAlterations, NewTopicDocument, ResetDocument, TopicPatch
 from broker.http.cluster_metrics import CLUSTER_METRICS_PATH, ClusterMetrics
 from broker.http.consume import ConsumeAnswer, ConsumeByHttp, ConsumeDocument, ConsumedPartition, HttpReading, UnreadPartition
+from broker.http.consumers import (
+    CommitAnswer,
+    CommitDocument,
+    GroupOffsetsDocument,
+    HttpConsumers,
+    LeftGroup,
+    NewConsumer,
+    PollAnswer,
+    PollDocument,
+)
+from broker.http.group_member import NewConsumerDocument
 from broker.http.guard import JSON, NDJSON, SCHEMAS, Access, Asked, Guard, HttpLimits, RouteHandler, json_response
 from broker.http.line_stream import LineRecord
 from broker.http.parts import HttpParts
 from broker.http.produce import FailedPartition, NewProducer, ProduceAnswer, ProduceByHttp, ProduceDocument, ProducedPartition
 from broker.http.streams import SSE, HttpStreams, RecordOfLine
 from process.accepting import HTTP_CONNECTIONS_MAX
+from process.settings.exposure import http_address_for_clients, log_api_of
 from process.settings.keys import SETTINGS
-from process.settings.listeners import is_loopback
 from process.settings.model import Settings
 from process.settings.urls import without_secrets
 from runtime.blocking import Blocking
@@ -72,6 +84,7 @@ class HttpRoute:
     line: Any = None
     """A line of a stream, as a body and as an answer."""
     answer_type: str = JSON
+    good: int = 200
 
 
 ROUTES: Final = (
@@ -116,12 +129,98 @@ ROUTES: Final = (
         errors=(404, 429),
         answer_type=SSE,
     ),
+    HttpRoute(
+        "POST",
+        "/groups/{group}/consumers",
+        Access.READ,
+        "create_consumer",
+        "join a group: its coordinator answers, other brokers send you there (307)",
+        NewConsumer,
+        NewConsumerDocument,
+        (JSON,),
+        errors=(307, 409, 429),
+        good=201,
+    ),
+    HttpRoute(
+        "POST",
+        "/groups/{group}/consumers/{consumer}/poll",
+        Access.READ,
+        "poll",
+        "read on in the partitions that the group has given this consumer",
+        PollAnswer,
+        PollDocument,
+        (JSON,),
+        errors=(307, 404, 409),
+    ),
+    HttpRoute(
+        "POST",
+        "/groups/{group}/consumers/{consumer}/commit",
+        Access.READ,
+        "commit",
+        "commit what the polls have given, or offsets of your own",
+        CommitAnswer,
+        CommitDocument,
+        (JSON,),
+        errors=(307, 404, 409),
+    ),
+    HttpRoute(
+        "DELETE", "/groups/{group}/consumers/{consumer}", Access.READ, "delete_consumer", "leave the group", LeftGroup, errors=(307, 404)
+    ),
+    HttpRoute(
+        "POST",
+        "/groups/{group}/offsets",
+        Access.READ,
+        "commit_offsets",
+        "commit offsets for a group in which nobody is",
+        CommitAnswer,
+        GroupOffsetsDocument,
+        (JSON,),
+        errors=(307, 409),
+    ),
     HttpRoute("GET", "/api/v1/cluster", Access.READ, "cluster", "the cluster, and the brokers that live", ClusterTold),
     HttpRoute("GET", "/api/v1/brokers", Access.READ, "brokers", "brokers and their addresses", BrokersTold),
     HttpRoute("GET", "/api/v1/topics", Access.READ, "topics", "topics by name", TopicsTold, query=_PAGED),
     HttpRoute("GET", "/api/v1/topics/{topic}", Access.READ, "topic", "a topic with its configs and partitions", TopicInFull, errors=(404,)),
     HttpRoute("GET", "/api/v1/groups", Access.READ, "groups", "the groups that this broker coordinates", GroupsTold, query=_PAGED),
-    HttpRoute("GET", "/api/v1/groups/{group}", Access.READ, "group", "a group and its members", GroupInFull, errors=(404, 409)),
+    HttpRoute("GET", "/api/v1/groups/{group}", Access.READ, "group", "a group and its members", GroupInFull, errors=(307, 404, 409)),
+    HttpRoute(
+        "POST",
+        "/api/v1/topics",
+        Access.ALTER,
+        "create_topic",
+        "create a topic",
+        TopicInFull,
+        NewTopicDocument,
+        (JSON,),
+        errors=(409,),
+        good=201,
+    ),
+    HttpRoute(
+        "PATCH",
+        "/api/v1/topics/{topic}",
+        Access.ALTER,
+        "alter_topic",
+        "add partitions, set configs or, with null, take them back",
+        TopicInFull,
+        TopicPatch,
+        (JSON,),
+        errors=(404, 409),
+    ),
+    HttpRoute("DELETE", "/api/v1/topics/{topic}", Access.ALTER, "delete_topic", "delete a topic with its records", Deleted, errors=(404,)),
+    HttpRoute(
+        "POST",
+        "/api/v1/groups/{group}/offsets",
+        Access.ALTER,
+        "reset_group",
+        "let a group in which nobody is begin at these places",
+        CommitAnswer,
+        ResetDocument,
+        (JSON,),
+        errors=(307, 404, 409),
+    ),
+    HttpRoute(
+        "DELETE", "/api/v1/groups/{group}", Access.ALTER, "delete_group", "delete a group and its offsets", Deleted, errors=(307, 404, 409)
+    ),
     HttpRoute("GET", "/api/v1/settings", Access.READ, "settings", "what the broker was started with", SettingsTold),
 )
 
@@ -137,6 +236,9 @@ def routes_of(
     streams = HttpStreams(parts, limits, reading)
     produce = ProduceByHttp(parts, limits, streams, blocking=blocking, expires_after_ms=expires_after_ms)
     administration = HttpAdministration(parts, settings={key: without_secrets(one.show(settings)) for key, one in SETTINGS.items()})
+    consume = ConsumeByHttp(reading, limits, streams)
+    consumers = HttpConsumers(parts, limits, consume, administration.call, blocking=blocking)
+    alterations = HttpAlterations(parts, administration, consumers, reading)
     about = _About(parts, limits, is_ready)
     handlers: dict[str, RouteHandler] = {
         "index": about.index,
@@ -144,7 +246,12 @@ def routes_of(
         "openapi": about.openapi,
         "produce": produce.produce,
         "new_producer": produce.new_producer,
-        "consume": ConsumeByHttp(reading, limits, streams).consume,
+        "consume": consume.consume,
+        "create_consumer": consumers.create,
+        "poll": consumers.poll,
+        "commit": consumers.commit,
+        "delete_consumer": consumers.end,
+        "commit_offsets": consumers.commit_offsets,
         "tail": streams.tail,
         "cluster": administration.cluster,
         "brokers": administration.brokers,
@@ -153,6 +260,11 @@ def routes_of(
         "groups": administration.groups,
         "group": administration.group,
         "settings": administration.settings,
+        "create_topic": alterations.create_topic,
+        "alter_topic": alterations.alter_topic,
+        "delete_topic": alterations.delete_topic,
+        "reset_group": alterations.reset_group,
+        "delete_group": alterations.delete_group,
     }
     cluster = ClusterMetrics(parts, by_partition=settings.metrics.granularity == "partition", blocking=blocking)
     guarded = [
@@ -165,14 +277,12 @@ def routes_of(
 
 def limits_of(settings: Settings) -> HttpLimits:
     http = settings.http
-    log_api = http.log_api
-    if log_api == "auto":
-        log_api = "read_write" if is_loopback(http.listen.host) else "off"
     return HttpLimits(
         listen=http.listen,
-        log_api=log_api,
+        log_api=log_api_of(http),
+        allow_writes=http.allow_writes,
         body_bytes_max=http.max_body_bytes,
-        hosts=http.hosts,
+        hosts=(*http.hosts, http_address_for_clients(http).host),
         idle_timeout_s=settings.kafka.idle_timeout.total_seconds(),
         streams_max=http.max_connections - HTTP_CONNECTIONS_MAX,
     )
@@ -241,9 +351,9 @@ def _responses(route: HttpRoute, answer: dict[str, Any], error: dict[str, Any]) 
     good = {"description": "it was done", "content": {route.answer_type: {"schema": answer}}}
     bad = {"description": "it was not done, and why", "content": {JSON: {"schema": error}}}
     statuses = {400, 403, 421, 503} | set(route.errors) | ({415} if route.content_types else set())
-    responses: dict[str, Any] = {"200": good} | {str(status): bad for status in sorted(statuses)}
+    responses: dict[str, Any] = {str(route.good): good} | {str(status): bad for status in sorted(statuses)}
     if route.answer is HealthTold:
         responses["503"] = {"description": "it is not ready", "content": {JSON: {"schema": answer}}}
-    if route.answer in (ProduceAnswer, ConsumeAnswer):
+    if route.answer in (ProduceAnswer, ConsumeAnswer, PollAnswer, CommitAnswer):
         responses["409"] = {"description": "at least one partition failed: its result says why", "content": {JSON: {"schema": answer}}}
     return responses

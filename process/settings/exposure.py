@@ -1,14 +1,29 @@
 """What others than this machine can reach, while nobody has to log in."""
 
+import socket
 from collections.abc import Sequence
 from typing import Final
 
-from process.settings.listeners import Listener, is_loopback
+from process.settings.listeners import HttpAddress, Listener, is_loopback, is_wildcard
+from process.settings.sections import HttpSettings
 
 FIX: Final = (
     "Listen on 127.0.0.1 if clients are on this machine; otherwise let only machines that you trust reach the port: "
     "a firewall, a private network"
 )
+
+
+def log_api_of(http: HttpSettings) -> str:
+    """What of the log is served by HTTP: read_write, read or off."""
+    if http.log_api != "auto":
+        return http.log_api
+    return "read_write" if is_loopback(http.listen.host) else "off"
+
+
+def http_address_for_clients(http: HttpSettings) -> HttpAddress:
+    """Return `http.advertised`, or http.listen by a name that others can resolve. Its port may be 0, which nobody can reach."""
+    address = http.advertised or http.listen
+    return address._replace(host=socket.gethostname()) if is_wildcard(address.host) else address
 
 
 def exposed(listeners: Sequence[Listener]) -> tuple[Listener, ...]:

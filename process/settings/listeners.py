@@ -12,6 +12,8 @@ from process.settings.notation import Notation
 
 _LISTENER: Final = re.compile(r"([A-Za-z][A-Za-z0-9_]*)://(\[[0-9A-Fa-f:.]+\]|[^/:\[\]\s]*):(\d{1,5})")
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^/:\[\]\s]+):(\d{1,5})")
+HTTP: Final = "HTTP"
+"""The name that the address of the HTTP API has among those of a broker."""
 _SECURED: Final = re.compile(r"SSL|SASL|TLS")
 _PORT_MAX: Final = 65_535
 
@@ -115,6 +117,8 @@ def _listener(value: object) -> Listener:
     name = match[1].upper()
     if _SECURED.search(name):
         raise ValueError(f"names {name}: not supported. This release speaks plaintext only, and says so rather than pretend")
+    if name == HTTP:
+        raise ValueError(f"names {name}: that is the name of the HTTP API's address. Give the listener another, e.g. INTERNAL")
     return Listener(name, match[2].strip("[]") or "0.0.0.0", int(match[3]))  # noqa: S104
 
 

@@ -185,11 +185,20 @@ class HttpSettings:
         one_of("auto", "read_write", "read", "off"),
         "whether records may be written and read by HTTP; auto: both if http.listen is an address of this machine alone, else neither",
     ] = "auto"
+    allow_writes: Annotated[
+        bool, FLAG, "whether topics and groups may be created, changed and deleted by HTTP; records are a matter of http.log_api"
+    ] = False
     hosts: Annotated[
         tuple[str, ...],
         NAMES,
         "names of this server beside localhost and addresses, separated by commas: what was sent to another name is refused",
     ] = ()
+    advertised: Annotated[
+        HttpAddress | None,
+        ADDRESS_OR_NONE,
+        "where other brokers send HTTP clients of a group that this one coordinates; without one: http.listen, by this machine's name where "
+        "that is every address",
+    ] = None
     max_body_bytes: Annotated[int, size(minimum="1KiB", maximum="100MiB"), "a larger body is refused before it is read"] = 16 * MIB
     max_connections: Annotated[
         int, count(minimum=33, maximum=100_000), "open connections of HTTP; above it the oldest idle one gives its place to the next"

@@ -28,6 +28,8 @@ CACHE_AGE_S: Final = 1.0
 LIVE_STALE_S: Final = 60.0
 """While the store is away, the brokers last seen alive are still the best answer for clients."""
 SESSION_TIMEOUT_MS: Final = 10_000
+HTTP_LISTENER: Final = "HTTP"
+"""The name under which a broker registers the address of its HTTP API. No listener of Kafka's may have it."""
 BROKER_ID_MAX: Final = 2**31 - 1
 LEVEL_AGE_S: Final = 10.0
 _POLL_S: Final = 0.25
@@ -44,6 +46,11 @@ class Endpoint(NamedTuple):
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.name}://{host}:{self.port}"
+
+
+def kafka_only(listeners: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+    """Without the address of the HTTP API."""
+    return tuple(endpoint for endpoint in listeners if endpoint.name != HTTP_LISTENER)
 
 
 class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,6 +71,11 @@ class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def endpoint(self, listener: str) -> Endpoint | None:
         """The address of that listener; None if this broker has none of that name."""
         return next((endpoint for endpoint in self.listeners if endpoint.name == listener), None)
+
+    @property
+    def kafka_listeners(self) -> tuple[Endpoint, ...]:
+        """The listeners that Kafka's clients connect to. They tell one broker's place from another's."""
+        return kafka_only(self.listeners)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +190,7 @@ class BrokerDirectory:
                 attempts += 1
                 continue
             if holder is not None and broker_id is not None:
-                if held.listeners != listeners or self._clock.monotonic_s() >= deadline_s:
+                if held.kafka_listeners != kafka_only(listeners) or self._clock.monotonic_s() >= deadline_s:
                     raise id_taken(held)
                 await asyncio.sleep(_POLL_S)
                 continue
@@ -363,7 +375,7 @@ def decode_broker(record: Record) -> BrokerRecord:
 
 def id_taken(holder: BrokerRecord) -> AlreadyExists:
     """What to tell another broker that was given the id of `holder`."""
-    listeners = ",".join(str(endpoint) for endpoint in holder.listeners)
+    listeners = ",".join(str(endpoint) for endpoint in holder.kafka_listeners)
     return AlreadyExists(
         f"broker.id {holder.broker_id} is taken by the live broker at {listeners}. "
         f"Set another broker.id, or none to be assigned one: started_at_ms={holder.started_at_ms} version={holder.version!r}"

@@ -29,6 +29,7 @@ COUNTS_OF_THINGS = {
     "forebay_group_lag_records",
     "forebay_group_member_count",
     "forebay_group_uncommitted_partitions",
+    "forebay_http_consumers",
     "forebay_metrics_series",
     "forebay_metadata_file_lost",
     "forebay_partitions_remembered",

@@ -19,6 +19,7 @@ PACKAGES: Final = ("forebay", "broker", "compactor", "process", "storage", "runt
 UNIT: Final = ROOT / "tests" / "unit" / "broker" / "handlers"
 
 READ_BY_SETTINGS_ALONE: Final = {
+    "http.log_api": "judged together with http.listen (process/settings/exposure.py)",
     "http.insecure": "judged together with http.listen where settings are loaded (process/settings/conflicts.py)",
 }
 WITHOUT_UNIT_FILE: Final[dict[str, str]] = {}

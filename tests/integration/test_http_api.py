@@ -4,15 +4,20 @@ import contextlib
 import http.client
 import json
 import threading
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from runtime.clock import SystemClock
+from services.ports import free_port
 from storage.limits import MIB
-from tests.kit.serving import ANSWER_WITHIN_S, HOST, Served, serving
+from tests.kit.serving import ANSWER_WITHIN_S, HOST, Served, get, serving
 
 GIVE_UP_S = 120.0
 TOPIC = "t"
@@ -93,6 +98,83 @@ def test_writers_that_repeat_themselves_are_there_once_though_brokers_are_killed
         assert len(stored) == 480
 
 
+class GroupReader:
+    """A member of group g over HTTP, that asks any broker, goes where it is sent, and begins again where its consumer is gone."""
+
+    def __init__(self, ports: list[int]) -> None:
+        self._ports = ports
+        self._turn = 0
+        self._consumer = ""
+        self.seen: list[str] = []
+
+    def _ask(self, path: str, body: object) -> tuple[int, Any]:
+        url = f"http://{HOST}:{self._ports[self._turn % len(self._ports)]}{path}"
+        for _ in range(3):
+            request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+            try:
+                with urllib.request.urlopen(request, timeout=ANSWER_WITHIN_S) as response:
+                    return response.status, json.loads(response.read())
+            except urllib.error.HTTPError as error:
+                if error.code != http.client.TEMPORARY_REDIRECT:
+                    return error.code, json.loads(error.read())
+                url = error.headers["Location"]
+        return http.client.SERVICE_UNAVAILABLE, {}
+
+    def step(self) -> None:
+        """Poll and commit once, if a broker answers."""
+        try:
+            if not self._consumer:
+                status, answer = self._ask("/groups/g/consumers", {"topics": [TOPIC], "from": "start", "session_timeout_ms": 6_000})
+                self._consumer = answer["url"] if status == http.client.CREATED else ""
+            status, answer = self._ask(f"{self._consumer}/poll", {"max_wait_ms": 100}) if self._consumer else (0, {})
+            if status == http.client.OK:
+                self.seen += [record["value"] for result in answer["results"] for record in result["records"]]
+                self._ask(f"{self._consumer}/commit", {"poll": answer["poll"]})
+            else:
+                self._consumer = "" if status == http.client.NOT_FOUND else self._consumer
+                self._turn += 1
+        except (OSError, http.client.HTTPException):
+            self._turn += 1
+            self._consumer = ""
+
+
+def test_a_group_of_http_and_kafka_clients_reads_everything_though_its_coordinator_is_killed(tmp_path: Path) -> None:
+    ports = [free_port() for _ in range(2)]
+    with contextlib.ExitStack() as closing:
+        brokers = [
+            closing.enter_context(serving(tmp_path, settings={"http.listen": f"{HOST}:{port}", "broker.id": str(number)}))
+            for number, port in enumerate(ports, 1)
+        ]
+        bootstrap = ",".join(broker.bootstrap for broker in brokers)
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        admin.create_topics([NewTopic(TOPIC, 4)])[TOPIC].result(GIVE_UP_S)
+        producer = Producer({"bootstrap.servers": bootstrap})
+        reader = GroupReader(ports)
+        kafka = Consumer({"bootstrap.servers": bootstrap, "group.id": "g", "auto.offset.reset": "earliest", "session.timeout.ms": 6_000})
+        kafka.subscribe([TOPIC])
+        closing.callback(kafka.close)
+        by_kafka: list[str] = []
+
+        def read(sent: list[str]) -> None:
+            for number, value in enumerate(sent):
+                producer.produce(TOPIC, value.encode(), partition=number % 4)
+            assert producer.flush(GIVE_UP_S) == 0
+            give_up_s = clock.monotonic_s() + GIVE_UP_S
+            while not {*sent} <= {*reader.seen, *by_kafka}:
+                assert clock.monotonic_s() < give_up_s, sorted({*sent} - {*reader.seen, *by_kafka})
+                reader.step()
+                by_kafka.extend((message.value() or b"").decode() for message in kafka.consume(100, 0.1) if message.error() is None)
+
+        read([f"before {number}" for number in range(100)])
+        holder = json.loads(get(ports[0], "/api/v1/groups")[1])["groups"]
+        coordinator = brokers[0] if holder else brokers[1]
+        coordinator.kill9()
+        read([f"after {number}" for number in range(100)])
+
+    assert reader.seen
+    assert by_kafka
+
+
 def test_kafka_clients_and_http_see_one_log(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         post(
@@ -104,7 +186,7 @@ def test_kafka_clients_and_http_see_one_log(tmp_path: Path) -> None:
 
         consumer = Consumer({"bootstrap.servers": served.bootstrap, "group.id": "g", "auto.offset.reset": "earliest"})
         consumer.assign([TopicPartition(TOPIC, 0, 0)])
-        values = []
+        values: list[bytes | None] = []
         while len(values) < 2:
             message = consumer.poll(GIVE_UP_S)
             assert message is not None

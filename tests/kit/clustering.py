@@ -19,7 +19,7 @@ import pytest
 
 from broker.assembly import Broker, open_broker
 from broker.leadership import Leadership
-from process.settings.listeners import Listener
+from process.settings.listeners import HttpAddress, Listener
 from process.settings.model import Settings
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
@@ -126,13 +126,17 @@ class Cluster:
         leadership: Leadership | None = None,
         flush_interval: str = "5ms",
         inline_bytes: str = "0B",
+        http_port: int = 0,
         wrap: Wrap = _unchanged,
     ) -> Member:
-        """One more broker, when it is listed. `leadership` is a strategy of the test's own; `wrap` stands between it and the metadata."""
+        """One more broker, when it is listed. `http_port`: where it says its HTTP API is; 0: nowhere.
+
+        `leadership` is a strategy of the test's own; `wrap` stands between it and the metadata."""
         settings = Settings.model_validate(
             {
                 "broker": {"id": broker_id, "rack": rack},
                 "kafka": {"listeners": (Listener("PLAINTEXT", HOST, 0),), "leader": leader},
+                "http": {"listen": HttpAddress(HOST, http_port)},
                 "storage": {
                     "url": self.shared.storage_url if self.shared else "memory://",
                     "flush_interval": flush_interval,

@@ -194,7 +194,7 @@ def of_id(broker_id: int | None, listeners: Sequence[object], cluster: Cluster) 
         return skipped(BROKER_ID, "the registered brokers are not known")
     if holder is None:
         return ok(BROKER_ID, f"{broker_id} is free")
-    if tuple(map(str, holder.listeners)) == tuple(map(str, listeners)):
+    if tuple(map(str, holder.kafka_listeners)) == tuple(map(str, listeners)):
         return ok(BROKER_ID, f"{broker_id} is held by the broker that runs on these settings")
     return failed(BROKER_ID, str(id_taken(holder)))
 

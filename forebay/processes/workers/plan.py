@@ -38,6 +38,8 @@ def of_worker(loaded: Loaded, number: int, *, log_format: str) -> list[str]:
     }
     if "kafka.advertised_listeners" in loaded.given:
         overrides["kafka.advertised_listeners"] = _shown(settings.kafka.advertised_listeners, number)
+    if settings.http.advertised is not None:
+        overrides["http.advertised"] = str(settings.http.advertised._replace(port=_shifted(settings.http.advertised.port, number)))
     if settings.broker.id is not None:
         overrides["broker.id"] = str(settings.broker.id + number)
     return assignments(loaded, overrides)
