@@ -45,7 +45,7 @@ from process.settings.exposure import http_address_for_clients, log_api_of
 from process.settings.listeners import Listener
 from process.settings.model import NOTHING_ACCEPTED, Accepted, Settings
 from process.settings.ports import cannot_listen
-from process.settings.urls import is_memory, is_shared
+from process.settings.urls import is_memory, is_shared, without_secrets
 from process.store_clocks import MetadataClock, ObjectClock, StoreClocks, Timed
 from process.store_watch import StoreWatch
 from runtime.blocking import ThreadBlocking
@@ -400,6 +400,8 @@ async def open_broker(
                 clock=clock,
                 telemetry=telemetry,
                 nursery=nursery,
+                locate=lambda partition, offset: parts.index.locate(parts.partitions.get(partition), offset),
+                objects_uri=without_secrets(settings.storage.url).partition("?")[0].removesuffix("/") + "/",
             ),
             cost=cost,
         )

@@ -13,6 +13,7 @@ from broker.handlers.log.list_offsets import SEARCH_PATIENCE_S
 from broker.handling.errors import error_code_of
 from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
 from broker.http.errors import invalid, is_retriable, text_of, type_of
+from broker.http.explain import Placed, check_explained, explained
 from broker.http.guard import NDJSON, Asked, HttpLimits, one_of_each
 from broker.http.parts import HttpParts
 from broker.http.produce import RECORDS, Count, TopicName
@@ -67,9 +68,10 @@ class ConsumeDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_records: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)] | None = None
     until: Literal["end"] | None = None
     isolation: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
+    explain: bool = False
 
 
-class ConsumedPartition(msgspec.Struct, frozen=True):
+class ConsumedPartition(Placed, frozen=True, kw_only=True, omit_defaults=False):
     """`high_watermark` is the offset that the next record will have. Without records `start_offset` and `end_offset` are null."""
 
     topic: str
@@ -123,6 +125,7 @@ class PolledRecords(NamedTuple):
     out_of_range: list[TopicPartition]
 
 
+_NOWHERE: Final = Placed()
 _NO_RECORDS: Final = b'"records":[]'
 _decoder: Final = msgspec.json.Decoder(ConsumeDocument)
 
@@ -315,10 +318,16 @@ class ConsumeByHttp:
             good += read.error is None
             if read.error is None:
                 polled.next_offsets[named] = read.next_offset
-            pieces += written(read)
+            pieces += written(read, await self._placed(read) if document.explain else _NOWHERE)
         errors = len(document.topic_partitions) - good
         pieces.append(b'],"success_count":%d,"error_count":%d}\n' % (good, errors))
         return good, b"".join(pieces), polled
+
+    async def _placed(self, read: ReadPartition) -> Placed:
+        partition = read.partition
+        if read.first is None:
+            return _NOWHERE
+        return await explained(self._parts, _NOWHERE, partition.topic, partition.partition, read.first)
 
     async def _fetch(
         self, wanted: Sequence[FetchPartition], document: ConsumeDocument, room: Room, *, is_refused: bool
@@ -348,7 +357,7 @@ def _in_brackets(records: list[ReadRecord]) -> bytes:
     return msgspec.json.encode(records)[1:-1]
 
 
-def written(read: ReadPartition) -> list[bytes]:
+def written(read: ReadPartition, placed: Placed) -> list[bytes]:
     """A partition's result in JSON."""
     partition = read.partition
     if read.error is not None:
@@ -363,6 +372,7 @@ def written(read: ReadPartition) -> list[bytes]:
         count=read.record_count,
         next_fetch_offset=read.next_offset,
         records=[],
+        **msgspec.structs.asdict(placed),
     )
     head, _, tail = msgspec.json.encode(before).partition(_NO_RECORDS)
     return [head, _NO_RECORDS[:-1], b",".join(read.records), _NO_RECORDS[-1:], tail]
@@ -396,6 +406,10 @@ def check_document(document: ConsumeDocument, limits: HttpLimits, *, is_stream: 
         raise invalid(f"topic_partitions: {len(partitions)} of them, at most {limits.partitions_max} are read at a time")
     if document.max_records is not None and document.max_records > limits.records_max and not is_stream:
         raise invalid(f"max_records: at most {limits.records_max} come in one answer: ask for a stream with Accept: {NDJSON}")
+    if document.explain and is_stream:
+        raise invalid("explain: is for answers, and this is a stream")
+    if document.explain:
+        check_explained(partitions)
     if document.until is not None and not is_stream:
         raise invalid(f"until: is for streams: ask for one with Accept: {NDJSON}")
     seen: set[tuple[str, int]] = set()

@@ -13,7 +13,9 @@ from broker.responses import Responses
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
+from storage.log.index import EntryPlace
 from storage.metadata.port import MetadataStore
+from storage.vocabulary import PartitionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,5 +33,8 @@ class HttpParts:
     clock: Clock
     telemetry: Telemetry
     nursery: Nursery
+    locate: Callable[[PartitionId, int], Awaitable[EntryPlace]]
+    objects_uri: str
+    """What the keys of objects follow: a URL that ends in a slash, without secrets."""
     before_drain: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     """Called when the broker begins to drain, while it still coordinates."""

@@ -18,6 +18,7 @@ from broker.handling.administration import By
 from broker.handling.auto_creation import create_missing
 from broker.handling.errors import error_code_of
 from broker.http.errors import invalid, is_retriable, text_of, type_of
+from broker.http.explain import Placed, check_explained, explained
 from broker.http.guard import NDJSON, Asked, HttpLimits, ReceivedBody, json_response, one_of_each
 from broker.http.parts import HttpParts
 from broker.http.records import (
@@ -78,6 +79,7 @@ class ProduceDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     producer: HttpProducer | None = None
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
     timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=TIMEOUT_MAX_MS)] = TIMEOUT_DEFAULT_MS
+    explain: bool = False
 
 
 class RecordError(msgspec.Struct, frozen=True):
@@ -85,7 +87,7 @@ class RecordError(msgspec.Struct, frozen=True):
     message: str
 
 
-class ProducedPartition(msgspec.Struct, frozen=True):
+class ProducedPartition(Placed, frozen=True, kw_only=True, omit_defaults=False):
     """`timestamp`: that of LogAppendTime, else null, and of a duplicate. `next_sequence`: of a producer."""
 
     topic: str
@@ -166,6 +168,11 @@ class ProduceByHttp:
             check_document(document, self._limits)
             by = By(asked.client_host, None, LISTENER)
             results = await self.append(document, body, by)
+        if document.explain:
+            results = [
+                one if isinstance(one, FailedPartition) else await explained(self._parts, one, one.topic, one.partition, one.start_offset)
+                for one in results
+            ]
         good = sum(1 for result in results if result.ok)
         return await asked.answer(200 if good == len(results) else 409, ProduceAnswer(results, good, len(results) - good))
 
@@ -284,6 +291,8 @@ def check_document(document: ProduceDocument, limits: HttpLimits) -> None:
     partitions = document.topic_partitions
     if len(partitions) > limits.partitions_max:
         raise invalid(f"topic_partitions: {len(partitions)} of them, at most {limits.partitions_max} are taken at a time")
+    if document.explain:
+        check_explained(partitions)
     count = sum(len(one.records) for one in partitions)
     if count > limits.records_max:
         raise invalid(f"topic_partitions: {count} records in all, at most {limits.records_max} are taken at a time")

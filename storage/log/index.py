@@ -6,10 +6,12 @@ its place. An answer that does not cover the offset is no answer.
 
 import asyncio
 from bisect import bisect_left
-from typing import Final
+from typing import Final, NamedTuple
 
 from storage.errors import Corrupt, NotFound, OffsetOutOfRange, StorageError, Unavailable
 from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, decode_chunk, decode_segment
+from storage.formats.segment import segment_key
+from storage.formats.wal import object_key
 from storage.log.control_reads import ControlReads
 from storage.log.kept_chunks import KeptChunks
 from storage.log.kept_segments import KeptSegments
@@ -17,6 +19,15 @@ from storage.log.partition import PartitionLog
 from storage.metadata.port import Key, MetadataStore, Record
 
 READ_TIMEOUT_S: Final = 10.0
+
+
+class EntryPlace(NamedTuple):
+    """The key of the record that holds an entry, and where the entry's batches lie; `object_key` is None of an inline one."""
+
+    index_key: str
+    object_key: str | None
+    byte_offset: int
+    byte_length: int
 
 
 class EntryIndex:
@@ -40,6 +51,25 @@ class EntryIndex:
         if entry is None:
             raise Corrupt(f"no entry covers a committed offset: partition={log.partition} offset={offset}")
         return entry
+
+    async def locate(self, log: PartitionLog, offset: int) -> EntryPlace:
+        """Where `offset` lies, as of a read of the control record made for this question. Raises as `find`, and `StorageError`."""
+        await self._control_reads.refresh([log])
+        check_range(log, offset)
+        entry = await self.find(log, offset)
+        control = readable(log)
+        if isinstance(entry, SegmentEntry):
+            is_newest = entry in (control.segment, control.rewritten)
+            key = log.keys.control if is_newest else log.keys.segment(entry.last)
+            return EntryPlace(key.path, segment_key(log.partition, entry.object_id), 0, entry.size_bytes)
+        known = self._known_entries(log, control, offset)
+        if not known:
+            raise Unavailable(f"the index is read faster than it can be told: partition={log.partition} offset={offset}")
+        key = log.keys.control if known is control.pending else log.keys.index(known[-1].last)
+        if isinstance(entry.batches, bytes):
+            return EntryPlace(key.path, None, 0, len(entry.batches))
+        start, end = entry.extent
+        return EntryPlace(key.path, object_key(entry.object_id), start, end - start)
 
     def find_here(self, log: PartitionLog, offset: int) -> EntrySource | None:
         """The segment, or the inline entry, that covers `offset`, if it is known. Raises what keeps the control record from being read."""

@@ -44,6 +44,7 @@ class LogParts:
     time_search: TimeSearch
     trimmer: Trimmer
     producer_reads: ProducerReads
+    index: EntryIndex
 
     def refuse(self, cause: str) -> None:
         """Nothing is committed any more, and nothing is read from what is remembered."""
@@ -141,4 +142,4 @@ def open_log(
     producer_reads = ProducerReads(
         metadata=metadata, partitions=partitions, control_reads=control_reads, clock=clock, expiration_ms=producer_expiration_ms
     )
-    return LogParts(partitions, control_reads, appender, reader, time_search, trimmer, producer_reads)
+    return LogParts(partitions, control_reads, appender, reader, time_search, trimmer, producer_reads, index)

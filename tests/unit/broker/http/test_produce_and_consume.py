@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from broker.http.explain import EXPLAINED_MAX
 from broker.http.produce import next_sequence
 from tests.kit.clustering import running_cluster
 from tests.kit.http_asking import Http, http_of
@@ -164,3 +165,26 @@ async def test_memory_of_requests_and_answers_is_given_back(http: Http) -> None:
     parts = http.member.broker.http
     assert parts.responses.held_bytes == 0
     assert parts.address_of("127.0.0.1").claimed_bytes == 0
+
+
+async def test_where_records_lie_is_explained_to_who_asks(http: Http) -> None:
+    named = {"topic": "t", "partition": 0}
+    status, produced = await http.post("/produce", {"topic_partitions": [named | {"records": ["a" * 100]}], "explain": True})
+    assert status == 200
+    (result,) = produced["results"]
+    assert result["index_key"].endswith("/partitions/00000/meta/control")
+    assert result["object_uri"].startswith("memory://")
+    assert "/wal/" in result["object_uri"]
+    assert result["byte_length"] > 100
+    status, consumed = await http.post("/consume", {"topic_partitions": [named | {"fetch_offset": 0}], "explain": True})
+    places = ("index_key", "object_uri", "byte_offset", "byte_length")
+    assert [consumed["results"][0][name] for name in places] == [result[name] for name in places]
+    assert not {*places} & (await http.consumed("t", 0)).keys()
+
+
+async def test_many_partitions_are_not_explained_at_a_time(http: Http) -> None:
+    for path, one in (("/produce", {"records": ["a"]}), ("/consume", {"fetch_offset": 0})):
+        document = {"topic_partitions": [{"topic": "t", "partition": number} | one for number in range(EXPLAINED_MAX + 1)], "explain": True}
+        status, answer = await http.post(path, document)
+        assert (status, answer["error_type"]) == (400, "InvalidRequest")
+        assert "explain" in answer["error"]

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from compactor.plan import CompactionPolicy
 from runtime.clock import SystemClock
 from storage.errors import Corrupt, EndsEarly, NotFound, OffsetOutOfRange, StorageError, Unavailable
 from storage.formats.control import Control, encode
 from storage.formats.wal import object_key
+from storage.limits import PENDING_ENTRIES_MAX
 from storage.log.batcher import FlushSettings
 from storage.log.damage import LOOK_AGAIN_S
 from storage.log.index import check_range
@@ -22,6 +24,7 @@ from storage.metadata.port import Put
 from storage.recordbatch import parse_header
 from tests.kit.batches import batch_bytes
 from tests.kit.collector import no_collector
+from tests.unit.compactor.compacting import compacting
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 
 
@@ -308,3 +311,25 @@ async def test_a_batch_larger_than_what_may_be_sent_is_neither_copied_nor_checke
 
         assert await broker.parts.reader.stored_within(scene.log, 0, bytes_max=4_000, at_least_one=False) is None
         assert scene.counted("forebay_corrupt_reads_total", cause="corrupt") == 0
+
+
+async def test_a_record_is_located_in_the_control_record_then_in_a_chunk_of_the_index_then_in_a_segment() -> None:
+    policy = CompactionPolicy(entries_due=1)
+    async with rig() as broker, compacting(broker.shared, broker.objects, policy=policy) as compaction:
+        log = broker.parts.partitions.get(PARTITION)
+        for _ in range(3 * PENDING_ENTRIES_MAX):
+            await broker.send(batch_bytes(1))
+        newest = await broker.parts.index.locate(log, 3 * PENDING_ENTRIES_MAX - 1)
+        oldest = await broker.parts.index.locate(log, 0)
+        assert newest.index_key == log.keys.control.path
+        assert oldest.index_key.startswith(log.keys.index_prefix)
+        for place in (newest, oldest):
+            assert place.object_key is not None
+            data = await broker.objects.get_range(place.object_key, place.byte_offset, place.byte_offset + place.byte_length)
+            assert len(data) == len(batch_bytes(1))
+        await compaction.run(PARTITION)
+        segment = await broker.parts.index.locate(log, 0)
+        assert segment.object_key is not None
+        assert segment.object_key.startswith("segments/")
+        with pytest.raises(OffsetOutOfRange):
+            await broker.parts.index.locate(log, 3 * PENDING_ENTRIES_MAX + 1)
