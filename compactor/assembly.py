@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from compactor.collector import CollectorPolicy
+from compactor.footprint import Footprint
 from compactor.measures import Measures
 from compactor.pace import Pace, PacedObjects
 from compactor.plan import CompactionPolicy
@@ -116,7 +117,8 @@ async def open_compactor(
     clock = SystemClock()
     ids = IdSource(clock=clock)
     telemetry = Telemetry(run=run_token())
-    cost = CostMeter(telemetry, settings, clock=clock)
+    footprint = Footprint(telemetry, clock=clock)
+    cost = CostMeter(telemetry, settings, clock=clock, stored_bytes=lambda: footprint.size_bytes)
     async with contextlib.AsyncExitStack() as closing:
         opening = (
             stores(telemetry)
@@ -159,6 +161,7 @@ async def open_compactor(
             collect_every_s=settings.compactor.delete_interval.total_seconds(),
             tidying=TidyPolicy(producer_expiration_ms=settings.kafka.producer_id_expiration // timedelta(milliseconds=1)),
             http=lambda: compactor.address,
+            footprint=footprint,
         )
         closing.push_async_callback(upkeep.close)
         interval_s = settings.compactor.interval.total_seconds()

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
+from compactor.footprint import Footprint
 from compactor.records import Records
 from compactor.references import References, read_control
 from runtime.clock import Clock
@@ -44,6 +45,7 @@ from storage.vocabulary import ObjectId, PartitionId, TopicId
 WAL_PREFIX: Final = "wal/"
 SEGMENTS_PREFIX: Final = "segments/"
 KINDS: Final = (WAL_PREFIX, SEGMENTS_PREFIX)
+KIND_NAMES: Final = {WAL_PREFIX: "wal", SEGMENTS_PREFIX: "segment"}
 HEADER_READ_BYTES: Final = 32 * 1024
 """The headers of objects with up to 900 slices; longer ones take a second GET."""
 TOGETHER: Final = 16
@@ -153,8 +155,10 @@ class Collector:
         clock: Clock,
         deletions: Deletions | None = None,
         policy: CollectorPolicy | None = None,
+        footprint: Footprint | None = None,
     ) -> None:
-        """`deletions` counts for all that delete in this process; None: this collector is the only one."""
+        """`deletions` counts for all that delete in this process; None: this collector is the only one. `footprint` sums its lists."""
+        self._footprint = footprint
         self._records = Records(metadata)
         self._deletions = deletions or Deletions(metadata, objects, ids=references.ids, clock=clock)
         self._objects = objects
@@ -251,6 +255,8 @@ class Collector:
         batches: list[list[UnusedCandidate]] = []
         left, is_end = self._policy.objects_max, False
         while left > 0 and not is_end:
+            if self._footprint is not None and prefix not in self._after:
+                self._footprint.begin(KIND_NAMES[prefix])
             listed = await self._next(prefix, min(left, self._policy.batch_max))
             is_end = listed.is_end
             left -= len(listed.stats)
@@ -260,6 +266,10 @@ class Collector:
             batches.append(await self._unseen(candidates, look, named, report))
             if is_wal:
                 self._remember(candidates, besides=batches[-1])
+            if self._footprint is not None:
+                self._footprint.add(KIND_NAMES[prefix], listed.stats, unreferenced=[one.size_bytes for one in batches[-1]])
+                if is_end:
+                    self._footprint.end(KIND_NAMES[prefix])
             if not dry_run:
                 await self._note_missing(prefix, named, listed)
         return batches, is_end

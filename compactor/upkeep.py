@@ -16,6 +16,7 @@ from compactor.claim import Claims
 from compactor.collector import KINDS, CollectionReport, Collector, CollectorPolicy, ObjectsMissing, UploadsReport
 from compactor.compaction import Compaction, CompactionResult
 from compactor.discovery import FoundPartition, active_topics, control_pages
+from compactor.footprint import Footprint
 from compactor.gone_brokers import GoneBrokers
 from compactor.looks import LastLook, Looks
 from compactor.measures import CycleReport, Measures, is_damage
@@ -101,8 +102,10 @@ class Upkeep:
         collect_every_s: float = 300.0,
         tidying: TidyPolicy | None = None,
         http: Callable[[], str] = str,
+        footprint: Footprint | None = None,
     ) -> None:
-        """`blocking` runs one call at a time. `http`: the address of its metrics, for others to know."""
+        """`blocking` runs one call at a time. `http`: the address of its metrics, for others to know. `footprint` sums what is listed."""
+        self._footprint = footprint
         self._metadata = metadata
         self._objects = objects
         self._blocking = blocking
@@ -272,6 +275,7 @@ class Upkeep:
                 deletions=self._deletions,
                 clock=self._clock,
                 policy=self._collecting,
+                footprint=self._footprint,
             )
             merging = Merging(
                 metadata=self._metadata,

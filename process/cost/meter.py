@@ -5,13 +5,13 @@ A provider charges for answers, so requests without one, and those that it refus
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, NoReturn
 
 from process.cost.prices import GIB, MONTH_S, prices_of
 from process.settings.model import Settings
 from runtime.clock import Clock
-from runtime.telemetry import Metric, Telemetry
+from runtime.telemetry import Metric, SeriesRow, Telemetry
 from storage.objects.requests import S3_BYTES, S3_REQUESTS
 
 COST_DOLLARS: Final = Metric(
@@ -24,6 +24,11 @@ COST_PRICE: Final = Metric(
     "forebay_cost_price_dollars",
     "The prices that count: for 1,000 requests, a GiB and month of storage, and a GiB moved",
     ("item",),
+    aggregation="max",
+)
+COST_STORAGE: Final = Metric(
+    "forebay_cost_storage_dollars_per_month",
+    "Dollars a month for what the store holds (forebay_footprint_bytes, wal and segment) at the price of cost.store; told by compactors",
     aggregation="max",
 )
 COST_BUDGET: Final = Metric("forebay_cost_budget_dollars", "cost.budget_per_month; nothing if it is not set", aggregation="max")
@@ -45,8 +50,13 @@ class _Moment(NamedTuple):
 class CostMeter:
     """Shows dollars among the metrics of `telemetry`, and as facts. It counts nothing itself and sends nothing."""
 
-    def __init__(self, telemetry: Telemetry, settings: Settings, *, clock: Clock) -> None:
-        """Raise `SettingsError` if the prices that the settings name cannot be had."""
+    def __init__(
+        self, telemetry: Telemetry, settings: Settings, *, clock: Clock, stored_bytes: Callable[[], int | None] = lambda: None
+    ) -> None:
+        """`stored_bytes`: what the store holds, None while that is not known. Raise `SettingsError` if the prices that the settings name
+        cannot be had.
+        """
+        self._stored_bytes = stored_bytes
         prices, table = prices_of(settings.cost, storage_url=settings.storage.url)
         self._run = telemetry.run
         self._prices = prices
@@ -60,6 +70,7 @@ class CostMeter:
         price = telemetry.gauge(COST_PRICE)
         for item, dollars in prices.by_item().items():
             price.labels(item).set(dollars)
+        telemetry.table(COST_STORAGE, self._storage_rows)
         if self._budget is not None:
             telemetry.gauge(COST_BUDGET).set(self._budget)
 
@@ -100,7 +111,18 @@ class CostMeter:
             "dollars_by_cause": dict(by_cause),
             "dollars_per_hour": self._dollars_per_s(total) * 3_600,
             "budget_per_month": self._budget,
+            "stored_bytes": self._stored_bytes(),
+            "storage_dollars_per_month": self._storage_dollars_per_month,
         }
+
+    @property
+    def _storage_dollars_per_month(self) -> float | None:
+        stored_bytes = self._stored_bytes()
+        return None if stored_bytes is None else stored_bytes / GIB * self._prices.storage_per_gib_month
+
+    def _storage_rows(self) -> Iterator[SeriesRow]:
+        if (dollars := self._storage_dollars_per_month) is not None:
+            yield (), dollars
 
     def _dollars_per_s(self, total: float) -> float:
         first = self._history[0]
@@ -157,6 +179,8 @@ def sum_up(processes: Iterable[Mapping[str, object]]) -> dict[str, object]:
         "dollars_per_hour": per_hour,
         "dollars_per_day": per_hour * 24,
         "dollars_per_month": per_hour * MONTH_S / 3_600,
+        "storage_dollars_per_month": max((_number(one.get("storage_dollars_per_month")) for one in found), default=0.0),
+        "stored_bytes": max((int(_number(one.get("stored_bytes"))) for one in found), default=0),
     }
 
 

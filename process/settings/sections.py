@@ -196,8 +196,8 @@ class HttpSettings:
     advertised: Annotated[
         HttpAddress | None,
         ADDRESS_OR_NONE,
-        "where other brokers send HTTP clients of a group that this one coordinates; without one: http.listen, by this machine's name where "
-        "that is every address",
+        "where other brokers send HTTP clients of a group that this one coordinates; without one: http.listen, by this machine's name "
+        "where that is every address",
     ] = None
     max_body_bytes: Annotated[int, size(minimum="1KiB", maximum="100MiB"), "a larger body is refused before it is read"] = 16 * MIB
     max_connections: Annotated[

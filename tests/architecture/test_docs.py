@@ -26,6 +26,8 @@ COUNTS_OF_THINGS = {
     "forebay_compactor_failed_partitions",
     "forebay_compactor_partitions",
     "forebay_groups",
+    "forebay_cost_storage_dollars_per_month",
+    "forebay_footprint_objects",
     "forebay_group_lag_records",
     "forebay_group_member_count",
     "forebay_group_uncommitted_partitions",

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from forebay.kafka_client.tables import align
 from process.cost.estimate import CostItem, Estimated, ExpectedLoad
-from process.cost.prices import PriceTable, StorePrices
+from process.cost.prices import GIB, PriceTable, StorePrices
 
 
 def estimate_data(
@@ -59,6 +59,10 @@ def now_table(sums: Mapping[str, object], processes: Sequence[Mapping[str, objec
         f"at the rate of the last ten minutes: ${sums['dollars_per_hour']:,.4f} an hour, ${sums['dollars_per_day']:,.2f} a day, "
         f"${sums['dollars_per_month']:,.2f} a month, without storage"
     )
+    stored_bytes = sums["stored_bytes"]
+    assert isinstance(stored_bytes, int)
+    if stored_bytes:
+        lines.append(f"storage: {stored_bytes / GIB:,.3f} GiB, ${sums['storage_dollars_per_month']:,.2f} a month, as a compactor listed it")
     if (budget := _budget(processes)) is not None:
         lines.append(f"cost.budget_per_month is ${budget:,.2f}")
     first = processes[0]

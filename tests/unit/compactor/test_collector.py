@@ -9,6 +9,7 @@ import pytest
 
 from compactor import collector as collecting
 from compactor.collector import CollectionReport, Collector, CollectorPolicy
+from compactor.footprint import Footprint
 from compactor.references import References
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
@@ -60,7 +61,9 @@ class Stored(NamedTuple):
             return report
 
     @contextlib.asynccontextmanager
-    async def collector(self, metadata: object = None, objects: object = None, **policy: int) -> AsyncIterator[Collector]:
+    async def collector(
+        self, metadata: object = None, objects: object = None, *, footprint: Footprint | None = None, **policy: int
+    ) -> AsyncIterator[Collector]:
         store: Any = metadata or self.shared
         blobs: Any = objects or self.blobs
         clock = SystemClock()
@@ -70,7 +73,15 @@ class Stored(NamedTuple):
             references = References(store, session=session, ids=ids)
             deletions = Deletions(store, blobs, ids=ids, clock=clock)
             wanted = CollectorPolicy(**{"grace_ms": AT_ONCE.grace_ms} | policy)
-            yield Collector(metadata=store, objects=blobs, references=references, deletions=deletions, clock=clock, policy=wanted)
+            yield Collector(
+                metadata=store,
+                objects=blobs,
+                references=references,
+                deletions=deletions,
+                clock=clock,
+                policy=wanted,
+                footprint=footprint,
+            )
         finally:
             await session.close()
 
@@ -480,3 +491,33 @@ async def test_a_floor_only_rises() -> None:
 
         assert (await it.control(ONE)).revoked_floor == newer.rsplit("/", 1)[1]
         assert await it.witnesses() == []
+
+
+async def test_what_the_store_holds_is_summed_over_the_cycles_of_a_whole_list() -> None:
+    telemetry = Telemetry()
+
+    def shown() -> dict[str, float]:
+        return {
+            f"{sample.name.removeprefix('forebay_footprint_')} {sample.labels.get('kind', '')}": sample.value
+            for family in telemetry.registry.collect()
+            for sample in family.samples
+            if sample.name.startswith("forebay_footprint_") and not sample.name.endswith("_age_seconds")
+        }
+
+    async with stored(5) as it:
+        await it.compact(ONE)
+        orphan = await it.orphan(ONE)
+        footprint = Footprint(telemetry, clock=SystemClock())
+        sizes = {stat.key: stat.size_bytes async for stat in it.blobs.list("")}
+        async with it.collector(footprint=footprint, objects_max=2, batch_max=1) as collector:
+            ended: set[str] = set()
+            while "wal/" not in ended:
+                assert "bytes wal" not in shown()
+                ended |= await collector.cycle(CollectionReport(), dry_run=True)
+        found = shown()
+
+    wal = {key: size for key, size in sizes.items() if key.startswith("wal/")}
+    assert (found["objects wal"], found["bytes wal"]) == (len(wal), sum(wal.values()))
+    assert (found["objects segment"], found["bytes segment"]) == (1, sum(sizes.values()) - sum(wal.values()))
+    assert (found["objects unreferenced"], found["bytes unreferenced"]) == (1, sizes[orphan])
+    assert footprint.size_bytes == sum(sizes.values())

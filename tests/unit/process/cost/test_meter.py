@@ -141,3 +141,16 @@ def test_nothing_written_has_no_price_per_gib_and_garbage_of_another_release_cou
 def test_prices_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read"):
         Metered(prices_file=str(tmp_path / "absent.yaml"))
+
+
+def test_what_is_stored_costs_by_the_month_once_it_is_known_and_counts_once_for_all_compactors() -> None:
+    telemetry, stored_bytes = Telemetry(), [None, 100 * GIB]
+    settings = Settings(storage={"url": "memory://"}, metadata={"url": "memory://"})
+    meter = CostMeter(telemetry, settings, clock=ManualClock(), stored_bytes=lambda: stored_bytes[0])
+    assert telemetry.registry.get_sample_value("forebay_cost_storage_dollars_per_month") is None
+    assert meter.facts()["storage_dollars_per_month"] is None
+    stored_bytes.pop(0)
+
+    assert telemetry.registry.get_sample_value("forebay_cost_storage_dollars_per_month") == pytest.approx(2.30)
+    sums = sum_up([meter.facts(), meter.facts(), Metered().meter.facts()])
+    assert (sums["stored_bytes"], sums["storage_dollars_per_month"]) == (100 * GIB, pytest.approx(2.30))
