@@ -232,6 +232,7 @@ class Dispatch:
         if request is None:
             return None
         batches = len(request.partitions)
+        arrived = self._produce.losses
         highest: dict[str, int] = {}
         for topic, partition, _ in request.partitions:
             highest[topic] = max(partition, highest.get(topic, partition))
@@ -244,7 +245,7 @@ class Dispatch:
             raise
         except Exception as error:
             raise self._unanswerable(error, connection) from error
-        return lambda frame, connection, done: self._start(frame, connection, done, lambda _request: topics, unread, has_room=True)
+        return lambda frame, connection, done: self._start(frame, connection, done, lambda _request: topics, unread, arrived=arrived)
 
     def _start(
         self,
@@ -254,9 +255,9 @@ class Dispatch:
         find_topics: Callable[[ProduceRequest], dict[str, Topic] | None],
         unread: Mapping[str, StorageError] = NOTHING_UNREAD,
         *,
-        has_room: bool = False,
+        arrived: int | None = None,
     ) -> bool:
-        """`has_room`: the caller has taken room for the batches of this request."""
+        """`arrived`: it has arrived earlier, and room was taken for its batches."""
         began_s = self._clock.monotonic_s()
         header, request = self._read_produce(frame, connection)
         if request is None:
@@ -266,7 +267,7 @@ class Dispatch:
         # A client that waits for no answer (acks=0) cannot be refused, so it is served.
         is_refused = self._leaving.is_refusing and request.acks != 0
         topics = {} if is_refused else find_topics(request)
-        if topics is None or not (has_room or self._room.take_now(batches)):
+        if topics is None or not (arrived is not None or self._room.take_now(batches)):
             return False
         is_answered = False
 
@@ -289,7 +290,9 @@ class Dispatch:
                 code = ErrorCode.not_leader_or_follower
                 finish([PartitionResult(topic, partition, code, error_message=LEAVING) for topic, partition, _ in request.partitions])
             else:
-                self._produce.start(request, topics, version=header.api_version, source=connection, done=finish, unread=unread)
+                self._produce.start(
+                    request, topics, version=header.api_version, source=connection, done=finish, unread=unread, arrived=arrived
+                )
         except Exception as error:
             if not is_answered:
                 self._room.give_back(batches)

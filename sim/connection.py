@@ -66,6 +66,7 @@ class SimConnection:
         cost_bytes = frame.cost_bytes
         request = ProduceRequest(None, -1, 30_000, [PartitionRecords(arriving.topic, arriving.partition, memoryview(frame))])
         del frame
+        arrived = serving.produce.losses
         topics: dict[str, Topic] | StorageError | None = serving.produce.find_topics(request)
         if topics is None:
             topics = await self._look_up(serving, request)
@@ -73,7 +74,7 @@ class SimConnection:
                 # The client closed the connection meanwhile: what has not begun goes with it.
                 accounts.let_go(cost_bytes)
                 return False
-        self._start(serving, arriving, request, topics, cost_bytes)
+        self._start(serving, arriving, request, topics, cost_bytes, arrived)
         return True
 
     async def _look_up(self, serving: Serving, request: ProduceRequest) -> dict[str, Topic] | StorageError:
@@ -86,7 +87,13 @@ class SimConnection:
             return Unavailable("the topic cannot be looked up")
 
     def _start(
-        self, serving: Serving, arriving: Arriving, request: ProduceRequest, topics: dict[str, Topic] | StorageError, cost_bytes: int
+        self,
+        serving: Serving,
+        arriving: Arriving,
+        request: ProduceRequest,
+        topics: dict[str, Topic] | StorageError,
+        cost_bytes: int,
+        arrived: int,
     ) -> None:
         self._begun.put_nowait(arriving)
         accounts = self.broker.accounts
@@ -107,7 +114,7 @@ class SimConnection:
         if isinstance(topics, StorageError):
             done([PartitionResult(arriving.topic, arriving.partition, error_code_of(topics))])
         else:
-            serving.produce.start(request, topics, version=PRODUCE_VERSION, source=self, done=done)
+            serving.produce.start(request, topics, version=PRODUCE_VERSION, source=self, done=done, arrived=arrived)
 
     async def _reply(self) -> None:
         """As broker/protocol/session.py releases replies."""

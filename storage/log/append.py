@@ -27,7 +27,7 @@ from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.log.batch import Batch
 from storage.log.batcher import FlushSettings, LastFlush, OpenFlush, Trigger
 from storage.log.carried import Carried
-from storage.log.commit import Committer
+from storage.log.commit import Committer, after_lost
 from storage.log.inline import (
     CARRIED_AT_ONCE_MAX,
     LARGER_KEPT_MAX,
@@ -148,12 +148,21 @@ class Appender:
         telemetry.gauge(INLINE_LIMIT).set(inline.bytes_max)
         telemetry.gauge(BUFFERED_BYTES).set_function(lambda: self.buffered_bytes)
 
+    @property
+    def losses(self) -> int:
+        """How many losses there were, for `Append.arrived`."""
+        return self._committer.losses.count
+
     def submit(self, log: PartitionLog, batch: Batch, *, together: int = 1) -> None:
         """Take a checked batch, one of `together` that arrived in one request. Its result comes through `batch.append`: always, and within
         COMMIT_TIMEOUT_S of being sealed.
         """
         if self._refused is not None:
             batch.settle(Unavailable(self._refused))
+            return
+        append, losses = batch.append, self._committer.losses
+        if append.arrived not in (-1, losses.count) and losses.are_ahead(append.arrived, log.partition, append.source):
+            batch.settle(after_lost())
             return
         if self._inline.bytes_max:
             reason = self._carry(log, batch, together)

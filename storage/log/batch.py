@@ -42,6 +42,8 @@ class Append:
     on_done: Callable[["Append"], None]
     results: list[Appended | StorageError | None]
     remaining: int
+    arrived: int = -1
+    """How many losses there were when it arrived (storage/log/lane.py); -1: its batches go into the log in the turn they arrive in."""
 
     def settle(self, index: int, result: Appended | StorageError) -> None:
         if self.results[index] is not None:

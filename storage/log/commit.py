@@ -24,7 +24,7 @@ from storage.log.batch import Appended, AppendedBefore, Batch
 from storage.log.control_reads import ControlReads
 from storage.log.decide import NOBODY, PRODUCER_EXPIRATION_MS, Decision, Outcome, Verdict, Writer, decide
 from storage.log.index_chunks import put_chunk
-from storage.log.lane import Commit, carry, leave, note_applied, note_conflict, note_full, refuse_behind, release, take
+from storage.log.lane import Commit, Losses, carry, leave, note_applied, note_conflict, note_full, refuse_behind, release, take
 from storage.log.page_store import PageStore
 from storage.log.partition import PartitionLog
 from storage.log.producer_pages import fitting
@@ -108,6 +108,7 @@ class Committer:
         self._nursery = nursery
         self._unknown_producers = unknown_producers
         self._producer_expiration_ms = producer_expiration_ms
+        self.losses = Losses()
         self._pages = PageStore(metadata=metadata, clock=clock, telemetry=telemetry)
         self._dead_writers = DeadWriters(epoch=epoch, clock=clock, nursery=nursery, telemetry=telemetry)
         self._conflicts = telemetry.counter(COMMIT_CONFLICTS)
@@ -145,16 +146,18 @@ class Committer:
         partition = commit.log.partition
         if commit.unknown is not None or commit.is_sent:
             cause = commit.cause or "the write is under way"
-            self._lose(commit, OutcomeUnknown(f"no answer from metadata in time: partition={partition} cause={cause}"), _after_lost())
+            self._lose(commit, OutcomeUnknown(f"no answer from metadata in time: partition={partition} cause={cause}"), after_lost())
         else:
             cause = commit.cause or "its object is not stored yet, or earlier commits of the partition are under way"
-            self._lose(commit, Unavailable(f"gave up waiting for the commit: partition={partition} cause={cause}"), _after_lost())
+            self._lose(commit, Unavailable(f"gave up waiting for the commit: partition={partition} cause={cause}"), after_lost())
         if not commit.is_open:
             self._go_on(leave(commit))
 
     def _lose(self, commit: Commit, error: StorageError, after: StorageError) -> None:
         """Answer all that wait for it, and refuse with `after` what the same connections sent behind it."""
-        refuse_behind(commit, commit.settle_all(error, self._clock.monotonic_s()), after)
+        sources = commit.settle_all(error, self._clock.monotonic_s())
+        refuse_behind(commit, sources, after)
+        self.losses.note(commit.log.partition, sources)
 
     def _go_on(self, opened: Commit | None) -> None:
         if opened is not None:
@@ -242,7 +245,7 @@ class Committer:
             if commit.is_given_up or not commit.batches:
                 return CommitStep.FINISHED
             if (broken := seen.broken or commit.unreadable) is not None:
-                self._lose(commit, broken, _after_lost())
+                self._lose(commit, broken, after_lost())
                 return CommitStep.FINISHED
         # A hint saves a CAS that could only fail; what is not hinted is found out by the CAS (I10).
         if not is_fresh and (seen.control is None or seen.is_hinted):
@@ -255,7 +258,7 @@ class Committer:
             gone: StorageError = NotFound(f"no such partition: {log.partition}")
             if commit.unknown is not None:
                 gone = OutcomeUnknown(f"the partition is gone: {log.partition}")
-            self._lose(commit, gone, _after_lost())
+            self._lose(commit, gone, after_lost())
             return CommitStep.FINISHED
         if commit.unknown is not None:
             step = self._settle(commit, commit.unknown, seen.control)
@@ -279,7 +282,7 @@ class Committer:
                 self._applied(commit, unknown.decision(attempt))
                 return CommitStep.FINISHED
             case Fate.NEVER_KNOWN:
-                self._lose(commit, OutcomeUnknown(f"the record of the attempt was dropped: partition={log.partition}"), _after_lost())
+                self._lose(commit, OutcomeUnknown(f"the record of the attempt was dropped: partition={log.partition}"), after_lost())
                 return CommitStep.FINISHED
             case Fate.FAILED:
                 # None of its attempts can land any more: it may be cut, and refused for certain, like one that was never sent.
@@ -363,7 +366,7 @@ class Committer:
         else:
             note_full(commit.log.lane, self._clock.monotonic_s())
             facts = f"partition={commit.log.partition} bytes={size_bytes} max={bytes_max}"
-            self._lose(commit, Unavailable(f"control record is full: {facts}"), _after_lost())
+            self._lose(commit, Unavailable(f"control record is full: {facts}"), after_lost())
             return CommitStep.FINISHED
         return CommitStep.READ
 
@@ -493,7 +496,7 @@ def _unknown_producers(commit: Commit, decision: Decision) -> tuple[Batch, ...]:
     return tuple([batch for batch, verdict in judged if verdict.outcome is Outcome.NO_PREDECESSOR])
 
 
-def _after_lost() -> StorageError:
+def after_lost() -> StorageError:
     return Unavailable("an earlier batch was not committed for certain")
 
 

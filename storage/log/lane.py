@@ -1,6 +1,7 @@
 """A partition's commits in this broker, in order; one is open at a time (I6)."""
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -11,11 +12,13 @@ from storage.log.producer_pages import NO_PAGES, Pages
 from storage.log.strangers import PermittedStart
 from storage.log.unknown import UnknownAttempts
 from storage.log.writers import BrokerEpoch
-from storage.vocabulary import ObjectId
+from storage.vocabulary import ObjectId, PartitionId
 
 if TYPE_CHECKING:
     from storage.log.partition import PartitionLog
 
+LOSSES_KEPT_MAX: Final = 1_000
+"""A batch that arrived before as many losses is refused: nobody knows whether one of them was ahead of it."""
 CONFLICT_MEMORY: Final = 0.75
 """How much of the share of conflicts the next commit leaves: four conflicts in a row make it two thirds."""
 
@@ -274,6 +277,30 @@ def refuse_behind(commit: Commit, sources: Sources, error: StorageError) -> None
             _refuse(follower.batches, sources, error)
         is_behind = is_behind or follower is commit
     _refuse(lane.gathered, sources, error)
+
+
+class Losses:
+    """The losses of this broker, numbered. A batch may have arrived behind a lost one without being in its lane: its topic was looked up,
+    or it was read or recompressed in a thread. `refuse_behind` does not find it there; by the number that it arrived under it is known.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last: deque[tuple[int, PartitionId, Sources]] = deque(maxlen=LOSSES_KEPT_MAX)
+
+    def note(self, partition: PartitionId, sources: Sources) -> None:
+        """Batches of these sources were lost."""
+        if sources:
+            self.count += 1
+            self._last.append((self.count, partition, sources))
+
+    def are_ahead(self, arrived: int, partition: PartitionId, source: object) -> bool:
+        """Whether a batch of that source and partition was lost since `arrived`, which is a `count`. True as well where too many were."""
+        if arrived == self.count:
+            return False
+        if self._last[0][0] > arrived + 1:
+            return True
+        return any(number > arrived and lost == partition and id(source) in sources for number, lost, sources in self._last)
 
 
 def _refuse(batches: list[Batch], sources: Sources, error: StorageError) -> None:

@@ -61,6 +61,11 @@ class Produce:
         self._computing: WeakSet[object] = WeakSet()
         """The sources whose clients find the greatest time of a batch: they have sent a compressed one with a later time than its first."""
 
+    @property
+    def losses(self) -> int:
+        """For `start`, of a request that arrives now and is started later."""
+        return self._appender.losses
+
     def find_topics(self, request: ProduceRequest) -> dict[str, Topic] | None:
         """The topics of the request if all of them, with the partitions named, are cached."""
         found: dict[str, Topic] = {}
@@ -129,10 +134,12 @@ class Produce:
         source: object,
         done: ProduceDone,
         unread: Mapping[str, StorageError] = NOTHING_UNREAD,
+        arrived: int | None = None,
     ) -> None:
         """Submit what passes its checks. `done` is called once, perhaps before this returns, with one result per partition, in order.
 
-        `unread`: why nobody can tell of a topic that is not among `topics`, or whether one has more partitions.
+        `unread`: why nobody can tell of a topic that is not among `topics`, or whether one has more partitions. `arrived`: what `losses`
+        was when the request arrived, if that was not in this turn of the loop.
         """
         if request.acks not in ACKS:
             done(
@@ -141,7 +148,7 @@ class Produce:
             return
         now_ms = self._clock.now_ms()
         under_way = ProduceUnderWay(request, now_ms, self._topics, done)
-        append = Append(source, under_way.finish, [], 0)
+        append = Append(source, under_way.finish, [], 0, self._appender.losses if arrived is None else arrived)
         results, append_ms = under_way.results, under_way.append_ms
         batches: list[tuple[PartitionId, Batch]] = []
         lines = self._recompression.lines

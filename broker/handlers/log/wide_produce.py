@@ -48,6 +48,7 @@ class WideProduce:
 
     async def begin(self, request: ProduceRequest, *, version: int, source: object) -> "BegunProduce":
         """Return when all of it is in line for the log: what its source begins afterwards comes behind it."""
+        arrived = self._produce.losses
         topics, unread = await self._look_up(request)
         partitions = request.partitions
         slices = [partitions[begin : begin + PARTITIONS_PER_STEP] for begin in range(0, len(partitions), PARTITIONS_PER_STEP)]
@@ -56,7 +57,7 @@ class WideProduce:
             async with asyncio.timeout(BEGIN_S_MAX):
                 for part in slices:
                     await self._room.take(len(part))
-                    answered.append(self._begin(request, part, topics, unread, version=version, source=source))
+                    answered.append(self._begin(request, part, topics, unread, version=version, source=source, arrived=arrived))
                     await asyncio.sleep(0)
         except TimeoutError:
             pass  # the slices that are left are answered as late ones
@@ -71,6 +72,7 @@ class WideProduce:
         *,
         version: int,
         source: object,
+        arrived: int,
     ) -> asyncio.Future[list[PartitionResult]]:
         answered: asyncio.Future[list[PartitionResult]] = asyncio.get_running_loop().create_future()
 
@@ -81,7 +83,7 @@ class WideProduce:
 
         asked = ProduceRequest(request.transactional_id, request.acks, request.timeout_ms, part)
         try:
-            self._produce.start(asked, topics, version=version, source=source, done=done, unread=unread)
+            self._produce.start(asked, topics, version=version, source=source, done=done, unread=unread, arrived=arrived)
         except BaseException:
             if not answered.done():
                 self._room.give_back(len(part))

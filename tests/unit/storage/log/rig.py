@@ -145,15 +145,15 @@ class Rig:
         self.source = object()
 
     def send(
-        self, *batches: bytearray, partition: PartitionId = PARTITION, source: object = None, together: int = 1
+        self, *batches: bytearray, partition: PartitionId = PARTITION, source: object = None, together: int = 1, arrived: int = -1
     ) -> "asyncio.Future[list[Appended | StorageError]]":
-        """One append of these batches; its results."""
+        """One append of these batches; its results. `arrived`: how many losses there were when it came; -1: it comes now."""
         done: asyncio.Future[list[Appended | StorageError]] = asyncio.get_running_loop().create_future()
 
         def finish(append: Append) -> None:
             done.set_result([result for result in append.results if result is not None])
 
-        append = Append(source or self.source, finish, [None] * len(batches), len(batches))
+        append = Append(source or self.source, finish, [None] * len(batches), len(batches), arrived)
         log = self.parts.partitions.get(partition)
         for index, data in enumerate(batches):
             view = memoryview(data)

@@ -11,9 +11,11 @@ from storage.formats.control import encode
 from storage.log import commit as commit_module
 from storage.log import upload_places
 from storage.log.batch import Appended
+from storage.log.lane import LOSSES_KEPT_MAX, Losses
 from storage.log.strangers import PermittedStart, Strangers
 from storage.metadata import keys
 from storage.metadata.port import Key, Put, Record, WriteOp, WriteOutcome
+from storage.vocabulary import PartitionId
 from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, Rig, rig, until_put, until_taken
 
@@ -134,3 +136,41 @@ async def test_a_flush_that_waits_for_a_place_holds_nothing_once_it_is_answered(
         for one in data[upload_places.UPLOADS_MAX :]:
             one.append(0)  # a buffer that somebody has a view of cannot grow
         gate.set()
+
+
+async def lose(broker: Rig, *, partition: PartitionId = PARTITION, source: object = None) -> None:
+    """Have a batch that cannot be stored."""
+    broker.objects.puts_fail = Unavailable("503")
+    assert isinstance((await broker.send(batch_bytes(1), partition=partition, source=source))[0], Unavailable)
+    broker.objects.puts_fail = None
+
+
+async def test_what_arrived_behind_a_batch_and_was_looked_up_while_that_was_lost_is_refused_with_it() -> None:
+    async with rig() as broker:
+        arrived = broker.parts.appender.losses
+        await lose(broker)
+        behind = await broker.send(batch_bytes(1), arrived=arrived)
+        retry = await broker.send(batch_bytes(1), arrived=broker.parts.appender.losses)
+
+    assert isinstance(behind[0], Unavailable), "else it were before the retry of the first"
+    assert retry == [Appended(0, 0)]
+
+
+async def test_what_others_have_lost_meanwhile_is_not_held_against_a_batch() -> None:
+    async with rig() as broker:
+        arrived = broker.parts.appender.losses
+        await lose(broker, source=object())
+
+        assert await broker.send(batch_bytes(1), arrived=arrived) == [Appended(0, 0)]
+
+
+async def test_a_batch_that_arrived_before_more_losses_than_are_remembered_is_refused() -> None:
+    losses, source = Losses(), object()
+    for _ in range(LOSSES_KEPT_MAX):
+        losses.note(PARTITION, frozenset([1]))
+    assert not losses.are_ahead(0, PARTITION, source)
+    losses.note(PARTITION, frozenset([1]))
+    assert losses.are_ahead(0, PARTITION, source)
+    assert not losses.are_ahead(1, PARTITION, source)
+    losses.note(PARTITION, frozenset())
+    assert losses.count == LOSSES_KEPT_MAX + 1

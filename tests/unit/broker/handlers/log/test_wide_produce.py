@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -25,6 +26,7 @@ from broker.protocol.produce import (
 from broker.protocol.wire import uvarint
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
+from storage.errors import Unavailable
 from tests.kit.record_batches import record_batch
 from tests.unit.broker.handlers.logged import Node, node
 from tests.unit.broker.test_dispatch import answer, desk, fetched, produced
@@ -232,3 +234,47 @@ async def _prepared(broker: object, view: memoryview) -> None:
     start = await dispatch.prepare(view, client)
     assert start(view, client, done.set_result)
     assert await done is not None
+
+
+@pytest.mark.parametrize("is_wide", [True, False])
+async def test_what_is_looked_up_while_an_earlier_batch_of_its_connection_is_lost_is_refused_with_it(
+    is_wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it were in the log before the retry of what its producer had sent first."""
+    async with desk() as made, Nursery() as nursery:
+        await made.node.create("t")
+        looking, found = asyncio.Event(), asyncio.Event()
+        look_up = made.node.produce.lookup_topics
+
+        async def slowly(highest: Mapping[str, int]) -> Any:
+            looking.set()
+            await found.wait()
+            return await look_up(highest)
+
+        monkeypatch.setattr(made.node.produce, "lookup_topics", slowly)
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        async def send() -> None:
+            if is_wide:
+                wide = WideProduce(made.node.produce, BatchRoom(telemetry=Telemetry()))
+                results = await wide.handle(request_of(("t", 0, record_batch())), version=9, source=made.client)
+                answered.set_result(results[0].error_code)
+            else:
+                view = memoryview(bytearray(produced("t", record_batch())))
+                start = await made.dispatch.prepare(view, made.client)
+                assert start is not None
+                start(view, made.client, answered.set_result)
+
+        nursery.spawn(send(), name="send")
+        await looking.wait()
+        monkeypatch.setattr(made.node.produce, "lookup_topics", look_up)
+        made.node.log.objects.puts_fail = Unavailable("503")
+        (lost,) = await made.node.send(("t", 0, record_batch()), source=made.client)
+        made.node.log.objects.puts_fail = None
+        found.set()
+        async with asyncio.timeout(30):
+            reply = await answered
+
+    assert lost.error_code == ErrorCode.kafka_storage_error
+    code = reply if is_wide else answer(reply, 0, 9).responses[0].partition_responses[0].error_code
+    assert code == ErrorCode.kafka_storage_error
