@@ -311,6 +311,7 @@ def _oxia(e: Expressions) -> Dashboard:
             Panel("Operations for a GiB written", "short", (Query(_per_gib(e, e.rate(requests))),)),
             Panel("Writes fail", "short", (Query(e.now("forebay_store_failing", "op", store="metadata"), "{{op}}"),)),
             Panel("Clock ahead of the stores", "s", (Query(e.now("forebay_clock_difference_seconds", "store"), "{{store}}"),)),
+            Panel("Sessions lost", "ops", (Query(e.rate("forebay_sessions_lost_total", "instance"), "{{instance}}"),)),
             Panel("Metadata went back", "short", (Query(e.now("forebay_metadata_went_back", "instance"), "{{instance}}"),)),
         ),
     )
