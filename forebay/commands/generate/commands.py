@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 generate = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Write files for other programs.")
 
 
+PORT_MAX = 65_535
+
+
 class Shell(enum.StrEnum):
     BASH = "bash"
     ZSH = "zsh"
@@ -49,7 +52,7 @@ def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> No
 
 @generate.command()
 def grafana(
-    name: Annotated[DashboardName, typer.Argument(help="The dashboard.")] = DashboardName.OVERVIEW,
+    name: Annotated[DashboardName | None, typer.Argument(help="The dashboard.", show_default="overview")] = None,
     folder: Annotated[Path | None, typer.Option("--all", help="Write every dashboard to this folder, as NAME.json.", metavar="DIR")] = None,
 ) -> None:
     """Print a dashboard for Grafana 10.1 or newer, to be imported as JSON."""
@@ -57,9 +60,11 @@ def grafana(
         from forebay.commands.generate.dashboards import dashboards
         from forebay.commands.generate.grafana import as_grafana
 
+        if name is not None and folder is not None:
+            raise typer.BadParameter("name a dashboard, or write all of them with --all DIR")
         made = {one: as_grafana(one, dashboard) for one, dashboard in dashboards(_table()).items()}
         if folder is None:
-            typer.echo(made[name.value], nl=False)
+            typer.echo(made[name or DashboardName.OVERVIEW], nl=False)
             return
         folder.mkdir(parents=True, exist_ok=True)
         for one, text in made.items():
@@ -113,6 +118,16 @@ def prometheus(
 
     asked = [_address(one, "--broker") for one in brokers or ("127.0.0.1:8070",)]
     named = [_address(one, "--compactor") for one in compactors or ()]
+    if named and not has_compactors:
+        raise typer.BadParameter("--compactor names what --no-compactors leaves out")
+    beyond = [str(one) for one in asked if beside(one).port > PORT_MAX]
+    if beyond and has_compactors and not named:
+        raise typer.BadParameter(
+            f"--broker {beyond[0]} has no compactor 100 ports above it: name it with --compactor, or use --no-compactors"
+        )
+    for text in (*(rules or ()), cluster or ""):
+        if not text.isprintable():
+            raise typer.BadParameter(f"{text!r} has characters that a configuration cannot have")
     configuration = scrape_yaml(
         brokers=[str(one) for one in asked],
         compactors=[str(one) for one in named or map(beside, asked)] if has_compactors else (),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +30,7 @@ def table() -> Mapping[str, Metric]:
     return shown_metrics()
 
 
+@cache
 def generated(*words: str) -> str:
     ended = CliRunner().invoke(application, ["generate", "grafana", *words])
     assert ended.exit_code == 0, ended.output

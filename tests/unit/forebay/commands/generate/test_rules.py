@@ -82,6 +82,10 @@ def test_brokers_are_scraped_with_their_compactors_unless_others_are_named() -> 
         (("alerts", "--for", "soon"), '--for "soon" is not a duration'),
         (("prometheus", "--interval", "0s"), '--interval "0s" must be longer than nothing'),
         (("prometheus", "--broker", "b1"), "--broker b1: is not an address"),
+        (("prometheus", "--compactor", "b1:1", "--no-compactors"), "--compactor names what --no-compactors leaves out"),
+        (("prometheus", "--broker", "b1:65500"), "--broker b1:65500 has no compactor 100 ports above it"),
+        (("prometheus", "--cluster", "a\nb"), "has characters that a configuration cannot have"),
+        (("grafana", "write", "--all", "folder"), "name a dashboard, or write all of them with --all DIR"),
         (("prometheus", "--compactor", "b1:99999"), "--compactor b1:99999: is not an address"),
     ],
 )
