@@ -27,6 +27,11 @@ ADMITTED_BYTES: Final = Metric(
     "Bytes of requests in memory, from their first byte until nothing refers to them (3 KiB each on top)",
     aggregation="sum",
 )
+LIMIT_BYTES: Final = Metric(
+    "forebay_request_buffer_limit_bytes",
+    "Bytes of requests from which on producers are slowed down: three quarters of storage.max_buffer_bytes",
+    aggregation="sum",
+)
 PAUSES: Final = Metric(
     "forebay_backpressure_pauses_total", "Times that requests began to wait because the request budget was used up; small ones go on"
 )
@@ -105,6 +110,7 @@ class Admission(Account):
         self._is_turn_asked = False
         self._pauses = telemetry.counter(PAUSES)
         telemetry.gauge(ADMITTED_BYTES).set_function(lambda: self.held_bytes)
+        telemetry.gauge(LIMIT_BYTES).set(self._free_bytes)
 
     @property
     def is_short(self) -> bool:

@@ -204,6 +204,7 @@ async def open_broker(
             rack=settings.broker.rack,
             version=forebay_version(),
             fixed_id=settings.broker.id,
+            telemetry=telemetry,
             on_change=readiness.note_registration,
         )
         epoch = await _begun(life)

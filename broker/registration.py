@@ -12,10 +12,14 @@ from typing import Final
 
 import structlog
 
+from runtime.telemetry import Metric, Telemetry
 from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
 from storage.errors import AlreadyExists, IncompatibleFormat, StorageError
 from storage.log.writers import BrokerEpoch
 
+SESSIONS_LOST: Final = Metric(
+    "forebay_sessions_lost_total", "Times that this broker's session with the metadata store was lost, and it registered again"
+)
 REGISTER_PAUSE_S: Final = 1.0
 SAID_EVERY_ATTEMPTS: Final = 10
 
@@ -37,6 +41,7 @@ class RegisteredLife:
         rack: str | None,
         version: str,
         fixed_id: int | None,
+        telemetry: Telemetry,
         on_change: Callable[[str | None], None] = _ignore,
     ) -> None:
         """`fixed_id`: the id the operator gave; without one it is assigned, and assigned anew if somebody has it after a loss.
@@ -48,6 +53,7 @@ class RegisteredLife:
         self._rack = rack
         self._version = version
         self._fixed_id = fixed_id
+        self._sessions_lost = telemetry.counter(SESSIONS_LOST)
         self._on_change = on_change
         self._epoch: BrokerEpoch | None = None
         self._over = asyncio.Event()
@@ -74,6 +80,7 @@ class RegisteredLife:
             await self._directory.wait_lost()
             if self._over.is_set():
                 return
+            self._sessions_lost.inc()
             log.warning("session_lost", broker_id=self.broker_id, epoch=self._epoch.current)
             self._on_change("the session was lost")
             registration = await self._register_again()

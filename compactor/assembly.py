@@ -9,7 +9,7 @@ from typing import Final
 
 from compactor.collector import CollectorPolicy
 from compactor.footprint import Footprint
-from compactor.measures import Measures
+from compactor.measures import SEGMENT_AGE_SECONDS, Measures
 from compactor.pace import Pace, PacedObjects
 from compactor.plan import CompactionPolicy
 from compactor.round import RoundLimits
@@ -141,6 +141,7 @@ async def open_compactor(
         blocking = ThreadBlocking(threads=1, name="spool")
         closing.callback(blocking.close)
         measures = Measures(telemetry, clock)
+        telemetry.gauge(SEGMENT_AGE_SECONDS).set(settings.compactor.segment_age.total_seconds())
         pace = Pace(settings.compactor.io_bytes_per_s if is_paced else 0, clock=clock, telemetry=telemetry)
         folder = settings.compactor.spool_dir
         compactor: Compactor

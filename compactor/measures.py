@@ -68,6 +68,9 @@ WAITING_BYTES: Final = Metric(
 WAITING_SECONDS: Final = Metric(
     "forebay_compactor_waiting_seconds", "Age of the oldest record that is in no segment yet", aggregation="max"
 )
+SEGMENT_AGE_SECONDS: Final = Metric(
+    "forebay_compactor_segment_age_seconds", "Age at which a record is due to go into a segment: compactor.segment_age", aggregation="max"
+)
 SUCCESS_AGE_SECONDS: Final = Metric(
     "forebay_compactor_success_age_seconds", "Time since the last cycle in which the stores answered", aggregation="max"
 )

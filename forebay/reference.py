@@ -8,12 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from forebay.commands.generate.dashboards import dashboards
+from forebay.commands.generate.promql import CLIENT_METRICS
+from forebay.commands.generate.rules import alerts, recordings
 from process.settings.keys import SETTINGS
 from runtime.telemetry import Metric
 from storage.catalog.topic_configs import TOPIC_CONFIGS, ConfigEffect
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
-PAGES: Final = (DOCS / "operations.md", DOCS / "topic-configs.md")
+PAGES: Final = (DOCS / "operations.md", DOCS / "topic-configs.md", DOCS / "dashboards.md")
 PACKAGES: Final = ("broker", "compactor", "process", "runtime", "storage")
 
 
@@ -22,6 +25,11 @@ def metrics() -> list[Metric]:
     modules = map(importlib.import_module, _module_names())
     declared = {value.name: value for module in modules for value in vars(module).values() if isinstance(value, Metric)}
     return [declared[name] for name in sorted(declared)]
+
+
+def shown_metrics() -> dict[str, Metric]:
+    """Metrics that dashboards and rules may ask for, by name: our own, and some of the Prometheus client."""
+    return {metric.name: metric for metric in (*metrics(), *CLIENT_METRICS)}
 
 
 def settings_table() -> str:
@@ -36,6 +44,21 @@ def metrics_table() -> str:
     return _table(("Metric", "Labels", "Of several processes", "What it says"), rows)
 
 
+def dashboards_table() -> str:
+    rows = [(f"`{name}`", " · ".join(panel.title for panel in one.panels)) for name, one in dashboards(shown_metrics()).items()]
+    return _table(("Dashboard", "Panels"), rows)
+
+
+def alerts_table() -> str:
+    rows = [(f"`{one.name}`", one.severity, one.for_, f"`{one.expression}`", one.says) for one in alerts(shown_metrics())]
+    return _table(("Alert", "Severity", "For", "Expression", "What it means"), rows)
+
+
+def recordings_table() -> str:
+    rows = [(f"`{one.name}`", f"`{one.expression}`", one.says) for one in recordings(shown_metrics())]
+    return _table(("Series", "Expression", "What it is"), rows)
+
+
 def topic_configs_table(effect: ConfigEffect) -> str:
     found = [one for one in TOPIC_CONFIGS.values() if one.effect is effect]
     rows = [(f"`{one.name}`", one.type.name, f"`{one.default}`" if one.default else "empty", one.meaning) for one in found]
@@ -46,6 +69,9 @@ def topic_configs_table(effect: ConfigEffect) -> str:
 PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "settings": settings_table,
     "metrics": metrics_table,
+    "dashboards": dashboards_table,
+    "alerts": alerts_table,
+    "recording rules": recordings_table,
     **{f"topic configs {effect.value}": partial(topic_configs_table, effect) for effect in ConfigEffect},
 }
 """The text between `<!-- generated: name -->` and `<!-- end -->`, by name."""

@@ -326,6 +326,7 @@ class SimBroker:
             rack=None,
             version="sim",
             fixed_id=fixed_id,
+            telemetry=Telemetry(),
         )
 
     def _go_down(self) -> None:

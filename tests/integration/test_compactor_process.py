@@ -166,6 +166,7 @@ def test_entries_become_segments_without_anybody_being_told(served: Served, tmp_
     assert status == 200
     assert series["forebay_compactor_entries_total"] > 0
     assert series["forebay_compactor_partitions"] == PARTITIONS
+    assert series["forebay_compactor_segment_age_seconds"] == 0
     assert facts["pid"] == pids_of(served)[0]
 
 

@@ -24,6 +24,7 @@ def test_an_idle_broker_has_few_series_and_says_how_many(tmp_path: Path) -> None
     assert found["forebay_flush_interval_seconds"] == 0.005
     assert found["forebay_flush_limit_bytes"] == 8 * 2**20
     assert found["forebay_inline_limit_bytes"] == 1024
+    assert found["forebay_request_buffer_limit_bytes"] == 192 * 2**20
 
 
 def produce(served: Served, count: int) -> None:

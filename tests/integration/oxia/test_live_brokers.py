@@ -7,6 +7,7 @@ from broker.registration import RegisteredLife
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
+from runtime.telemetry import Telemetry
 from services.oxia import running_oxia
 from storage.catalog.brokers import BrokerDirectory, Endpoint
 from storage.catalog.cluster import open_cluster
@@ -25,7 +26,8 @@ async def test_the_living_are_told_from_the_dead_and_the_level_is_raised(tmp_pat
             lives = []
             for port in (1, 2):
                 directory = BrokerDirectory(metadata, clock=clock, level_max=2)
-                life = RegisteredLife(directory, listeners=[Endpoint("P", "h", port)], rack=None, version="x", fixed_id=None)
+                here = [Endpoint("P", "h", port)]
+                life = RegisteredLife(directory, listeners=here, rack=None, version="x", fixed_id=None, telemetry=Telemetry())
                 lives.append((life, await life.begin()))
             (first, one), (second, two) = lives
             both = await one.live()

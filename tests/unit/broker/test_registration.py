@@ -12,6 +12,7 @@ from broker import registration
 from broker.registration import RegisteredLife
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
+from runtime.telemetry import Telemetry
 from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
 from storage.errors import AlreadyExists, OutcomeUnknown, StorageError, Unavailable
 from storage.log.batch import Appended
@@ -48,6 +49,7 @@ class Living:
     metadata: DeposedMetadata
     directory: BrokerDirectory
     life: RegisteredLife
+    telemetry: Telemetry
     heard: "asyncio.Queue[str | None]" = field(default_factory=lambda: asyncio.Queue(maxsize=100))
 
     async def lose_session(self) -> None:
@@ -81,8 +83,11 @@ async def living(fixed_id: int | None = None) -> AsyncIterator[Living]:
     metadata = DeposedMetadata()
     directory = BrokerDirectory(metadata, clock=SystemClock())
     heard: asyncio.Queue[str | None] = asyncio.Queue(maxsize=100)
-    life = RegisteredLife(directory, listeners=HERE, rack="a", version="0", fixed_id=fixed_id, on_change=heard.put_nowait)
-    yield Living(metadata, directory, life, heard)
+    telemetry = Telemetry()
+    life = RegisteredLife(
+        directory, listeners=HERE, rack="a", version="0", fixed_id=fixed_id, telemetry=telemetry, on_change=heard.put_nowait
+    )
+    yield Living(metadata, directory, life, telemetry, heard)
     await life.end()
     await metadata.close()
 
@@ -146,6 +151,7 @@ async def test_it_is_made_again_as_often_as_it_is_lost() -> None:
 
         assert epochs == sorted(set(epochs))
         assert broker.life.broker_id == 1
+        assert broker.telemetry.registry.get_sample_value("forebay_sessions_lost_total") == 5
 
 
 async def test_a_store_that_refuses_is_asked_until_it_does_not() -> None:
