@@ -79,6 +79,21 @@ def test_a_paused_broker_and_one_that_is_added_lose_nothing(tmp_path: Path) -> N
     assert verdict.stored == 2_000
 
 
+def test_on_real_services_the_meters_equal_the_access_log_though_s3_was_away_and_a_broker_killed(tmp_path: Path) -> None:
+    verdict = run(
+        tmp_path,
+        stores={"kind": "services"},
+        cluster={"brokers": 2, "compactors": 1, "settings": {"storage.inline_bytes": "0B"}},
+        producers=[{"count": 2, "topics": ["t"], "records": 2_000, "size": "k", "rate": 1_000}],
+        consumers=[{"group": "g", "count": 2, "topics": ["t"]}],
+        events=[{"at": "20%", "do": "s3_away", "for": "1s"}, {"at": "50%", "do": "kill", "target": 2, "for": "1s"}],
+    )
+
+    assert verdict.faults == ()
+    assert verdict.puts_logged == verdict.puts_counted + verdict.puts_after_samples > 0
+    assert (tmp_path / "run" / "s3-access.log").exists()
+
+
 def test_a_broker_that_acknowledges_before_its_cas_is_found_out_by_partition_and_offset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,6 +205,8 @@ class SendOutcomes:
         self._lines.clear()
 
     def _line(self, word: str, known: AckedRange | DoubtfulRange) -> None:
+        if isinstance(known, AckedRange):
+            known = known._replace(at=_clock.monotonic_s())
         self._lines.append([word, *known])
         if len(self._lines) >= _LINES_MAX:
             self._file.write(self._lines)

@@ -31,7 +31,8 @@ class SentRange(NamedTuple):
 
 
 class AckedRange(NamedTuple):
-    """Records that a broker acknowledged. `offset`: of the first one; negative where the broker only said that they are there."""
+    """Records that a broker acknowledged, by the time `at`. `offset`: of the first one; negative where the broker only said that they are
+    there."""
 
     producer: int
     topic: str
@@ -39,6 +40,7 @@ class AckedRange(NamedTuple):
     first: int
     end: int
     offset: int
+    at: float = 0.0
 
 
 class DoubtfulRange(NamedTuple):
@@ -114,6 +116,8 @@ class ProcessCounts:
     appended: Mapping[str, int] = field(default_factory=dict)
     """Records by topic."""
     requests: Mapping[RequestKey, int] = field(default_factory=dict)
+    sampled_at: float = 0.0
+    """Everything it did until then is counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,13 +402,21 @@ def _check_appended(evidence: Evidence, faults: _Lines, explained: _Lines) -> No
     counted: Counter[str] = Counter()
     for one in evidence.counts:
         counted.update(one.appended)
-    ended = [one.name for one in evidence.counts if one.has_ended]
+    ended = [one for one in evidence.counts if one.has_ended]
+    names = ", ".join(one.name for one in ended)
+    since = min((one.sampled_at for one in ended), default=0.0)
+    acked, acked_since = Counter[str](), Counter[str]()
+    for ack in evidence.acked:
+        acked[ack.topic] += ack.end - ack.first
+        acked_since[ack.topic] += ack.end - ack.first if ack.at >= since else 0
     for topic in sorted(stored.keys() | counted.keys()):
         left = stored[topic] - counted[topic]
-        if left < 0 or (left and not ended):
-            faults.add(f"topic {topic}: the brokers count {counted[topic]:,} appended records, and {stored[topic]:,} are stored")
+        possible = acked_since[topic] + max(0, stored[topic] - acked[topic]) if ended else 0
+        if left < 0 or left > possible:
+            after = f"; after the last sample of {names} at most {possible:,} can have been appended" if ended else ""
+            faults.add(f"topic {topic}: the brokers count {counted[topic]:,} appended records, and {stored[topic]:,} are stored{after}")
         elif left:
-            explained.add(f"topic {topic}: {left:,} records were appended after the last sample of what has ended: {', '.join(ended)}")
+            explained.add(f"topic {topic}: {left:,} records were appended after the last sample of what has ended: {names}")
 
 
 def _check_requests(evidence: Evidence, faults: _Lines, explained: _Lines) -> int:

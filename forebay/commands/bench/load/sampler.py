@@ -50,6 +50,7 @@ class _Life:
     name: str
     appended: dict[str, int] = field(default_factory=dict)
     requests: dict[RequestKey, int] = field(default_factory=dict)
+    at: float = 0.0
 
 
 class LoadSampler:
@@ -97,7 +98,7 @@ class LoadSampler:
         """The last counts of every life of a process, which has ended unless it is among these tokens."""
         going_on = set(alive)
         return [
-            ProcessCounts(life.name, run, run not in going_on, appended=dict(life.appended), requests=dict(life.requests))
+            ProcessCounts(life.name, run, run not in going_on, dict(life.appended), dict(life.requests), life.at)
             for run, life in self._lives.items()
         ]
 
@@ -108,6 +109,7 @@ class LoadSampler:
 
     def _of_member(self, member: StackMember) -> dict[str, Any] | None:
         """None where it does not answer: it may be about to end."""
+        asked_at = self._clock.monotonic_s()
         try:
             series = metrics_of(member.http_port)
         except (OSError, http.client.HTTPException, ValueError, KeyError):
@@ -120,6 +122,7 @@ class LoadSampler:
             if one["name"] == TOPIC_RECORDS.name and one["labels"]["direction"] == "in" and one["value"]
         }
         life.requests = _requests(series)
+        life.at = asked_at - METRICS_AGE_MAX_S
         return {
             "at": self._clock.monotonic_s(),
             "name": member.name,

@@ -217,10 +217,22 @@ def process(*, has_ended: bool = False, appended: int = 10, requests: Mapping[Re
 
 def test_counters_equal_what_is_stored_unless_their_process_has_ended() -> None:
     assert faults(counts=process(appended=9)) == ("topic t: the brokers count 9 appended records, and 10 are stored",)
-    assert faults(counts=process(appended=11, has_ended=True)) == ("topic t: the brokers count 11 appended records, and 10 are stored",)
+    (many,) = faults(counts=process(appended=11, has_ended=True))
+    assert many.startswith("topic t: the brokers count 11 appended records, and 10 are stored")
 
     verdict = reconcile(evidence(counts=process(appended=9, has_ended=True)))
     assert verdict.explained == ("topic t: 1 records were appended after the last sample of what has ended: broker-1",)
+
+
+def test_a_process_that_has_ended_cannot_have_appended_more_than_was_acknowledged_since_its_last_sample() -> None:
+    acked = [AckedRange(0, "t", 0, 0, 6, 0, at=4.0), AckedRange(0, "t", 0, 6, 10, 6, at=9.0)]
+
+    def ended(appended: int) -> list[ProcessCounts]:
+        return [ProcessCounts("broker-1", "r", True, {"t": appended}, {PUT: 3}, sampled_at=5.0)]
+
+    assert faults(acked=acked, counts=ended(6)) == ()
+    (fault,) = faults(acked=acked, counts=ended(5))
+    assert fault.endswith("10 are stored; after the last sample of broker-1 at most 4 can have been appended")
 
 
 def test_the_meter_equals_the_access_log_unless_its_process_has_ended() -> None:

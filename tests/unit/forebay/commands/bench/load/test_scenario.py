@@ -1,9 +1,13 @@
 """A scenario's file → values, or each mistake with its line."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forebay.commands.bench.load.scenario import DISK, EVENTS, SIZES, Moment, Scenario, check_consistent, read_scenario, written_out
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
@@ -139,6 +143,52 @@ name: again
 )
 def test_what_is_no_scenario_at_all_is_refused(text: bytes, mistake: str, tmp_path: Path) -> None:
     assert mistakes(tmp_path, text)[0].startswith(mistake)
+
+
+words = st.sampled_from(
+    [
+        "name",
+        "stores",
+        "kind",
+        "disk",
+        "topics",
+        "load",
+        "producers",
+        "records",
+        "events",
+        "at",
+        "1s",
+        "40%",
+        "do",
+        "kill",
+        "max",
+        "~",
+        "1e9",
+    ]
+)
+values = st.recursive(
+    words | st.integers() | st.floats() | st.booleans() | st.none() | st.text(max_size=5) | st.dates(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words, inner, max_size=6),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(words, values, max_size=6))
+def test_whatever_a_file_says_is_a_scenario_or_is_refused(tmp_path_factory: pytest.TempPathFactory, said: dict[str, Any]) -> None:
+    file = tmp_path_factory.mktemp("hostile") / "s.yaml"
+    file.write_text(yaml.safe_dump(said))
+
+    with contextlib.suppress(ClientFailed):
+        read_scenario(file)
+
+
+@given(st.binary(max_size=60))
+def test_whatever_bytes_a_file_has_it_is_a_scenario_or_is_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    file = tmp_path_factory.mktemp("hostile") / "s.yaml"
+    file.write_bytes(data)
+
+    with contextlib.suppress(ClientFailed):
+        read_scenario(file)
 
 
 def test_a_file_that_is_not_there_is_refused_with_an_example(tmp_path: Path) -> None:
