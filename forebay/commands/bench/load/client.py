@@ -473,6 +473,7 @@ class LoadConsumer:
             }
         )
         self._read = self._size_bytes = 0
+        self._last_error = ""
 
     def run(self) -> None:
         reported_s = _clock.monotonic_s()
@@ -497,6 +498,9 @@ class LoadConsumer:
                 self._runs.note(topic, partition, offset, value)
                 self._read += 1
                 self._size_bytes += len(value or b"")
+            elif (error := str(message.error())) != self._last_error:
+                self._last_error = error
+                sys.stderr.write(f"{error}\n")
         now_s = _clock.monotonic_s()
         self._file.write([["read", now_s, self._task.name, *run] for run in self._runs.take()])
 

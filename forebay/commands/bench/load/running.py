@@ -221,14 +221,14 @@ class LoadRun:
             for due_s, event in list(undoing):
                 if now_s >= due_s:
                     undoing.remove((due_s, event))
-                    self._happen(stack, event, f"{event.do} over", stack.end)
+                    self._happen(stack, sampler, event, f"{event.do} over", stack.end)
             is_over = all(one.process.poll() is not None for one in producers)
             for event in list(pending):
                 if self._is_due(event, now_s - began_s, acked):
                     pending.remove(event)
                     if event.do in {"stop", "roll"}:
                         sampler.sample()
-                    self._happen(stack, event, event.do, stack.begin)
+                    self._happen(stack, sampler, event, event.do, stack.begin)
                     self._let_go(producers, pending)
                     if event.lasts_s is not None:
                         undoing.append((self._clock.monotonic_s() + event.lasts_s, event))
@@ -252,7 +252,7 @@ class LoadRun:
             if isinstance(one.task, ProducerTask):
                 one.tell(Told(until=_until(one.task.records, pending)))
 
-    def _happen(self, stack: LoadStack, event: LoadEvent, what: str, act: Callable[[LoadEvent], None]) -> None:
+    def _happen(self, stack: LoadStack, sampler: LoadSampler, event: LoadEvent, what: str, act: Callable[[LoadEvent], None]) -> None:
         target = "" if event.target is None else f" broker {event.target}"
         self._terminal.say(f"{what}{target}")
         at = self._clock.monotonic_s()
@@ -260,6 +260,8 @@ class LoadRun:
         line = {"at": at, "what": f"{what}{target}", "event": event.do, "target": event.target, "took_s": self._clock.monotonic_s() - at}
         _write_lines(self._folder / "events.jsonl", [line])
         self._write("stack.json", stack.facts())
+        # A life that no sample has seen would be unknown in the access log.
+        sampler.sample()
 
     def _check_members(self, stack: LoadStack) -> None:
         """Name a process that ended by itself, once."""
@@ -382,7 +384,7 @@ class LoadRun:
         for entry in self._scenario.consumers:
             for place in range(entry.count):
                 yield ConsumerTask(
-                    name=f"{entry.group}-{place}",
+                    name=f"group-{entry.group}-{place}",
                     group=entry.group,
                     run=self._token,
                     bootstrap=stack.bootstrap,
