@@ -96,10 +96,26 @@ def _charts(reports: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str,
     return {
         "Records a second, acknowledged or read": {name: _rates(line) for name, line in done.items()},
         "Latency of acknowledgements, p99 (ms)": latency,
+        "Records acknowledged and not yet read, by group": _behind(reports),
         "Resident memory (bytes)": rss,
         "Processors in use": {name: _rates(line) for name, line in cpu.items()},
         "Dollars of requests, at S3's prices": dollars,
     }
+
+
+def _behind(reports: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
+    """Clients report one after the other, so a group may seem to be ahead for a moment. Records that it reads again count again."""
+    done: dict[str, int] = {}
+    found = defaultdict[str, Points](list)
+    for one in reports:
+        name = str(one["name"])
+        done[name] = one["done"]
+        if name.startswith("group-"):
+            group = name.rpartition("-")[0]
+            acked = sum(count for client, count in done.items() if client.startswith("producer-"))
+            read = sum(count for client, count in done.items() if client.rpartition("-")[0] == group)
+            found[group].append((one["at"], max(0, acked - read)))
+    return found
 
 
 def _rates(line: Points) -> Points:
