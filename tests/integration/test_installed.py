@@ -73,6 +73,22 @@ def test_the_installed_program_serves_and_stops(installed: Path, tmp_path: Path)
     assert (tmp_path / "forebay-data" / "meta.db").exists()
 
 
+def test_the_installed_program_loads_embedded_stores_and_says_what_services_need(installed: Path, tmp_path: Path) -> None:
+    scenario = tmp_path / "s.yaml"
+    scenario.write_text("name: s\nstores: {kind: services}\ntopics: [{name: t}]\nproducers: [{topics: [t], records: 1000}]\n")
+
+    def loaded(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [str(installed / "forebay"), "bench", "load", str(scenario), *options]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment(), check=False, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S
+        )
+
+    refused, ended = loaded(), loaded("--stores", "disk")
+
+    assert (refused.returncode, refused.stderr.split(" needs a checkout")[0]) == (2, "stores.kind services")
+    assert ended.stdout.startswith("reconciled: intent 1,000 · acked 1,000 · stored 1,000 · PUT "), ended.stderr
+
+
 def test_the_installed_program_shows_its_demo_with_flights_that_it_makes(installed: Path, tmp_path: Path) -> None:
     ended = subprocess.run(
         [str(installed / "forebay"), "demo", "--exit", "--records", "5000"],

@@ -16,7 +16,7 @@ from typing import Final
 from rich.console import Console
 
 from forebay.commands.demo.administration import Deletion, create_topic, delete_topic
-from forebay.commands.demo.broker_process import HOST, DemoPlace
+from forebay.commands.demo.broker_process import DemoPlace
 from forebay.commands.demo.cluster import Brokers, places
 from forebay.commands.demo.flights import MADE_UP, FlightRecord, archive_path, flights
 from forebay.commands.demo.killing import Killing
@@ -28,6 +28,7 @@ from forebay.commands.demo.replay import ReplayError, Routes, read_back, send
 from forebay.commands.demo.store_use import FULL_OBJECTS_DOLLARS_PER_GIB, PRICES_OF, StoreUse, store_use
 from forebay.commands.demo.stores import DemoStores, choose_stores, own
 from forebay.commands.demo.upkeep import Compacted, compact
+from forebay.processes.child import HOST
 from process import preflight
 from process.settings.errors import EXIT_FAILED, EXIT_USAGE, StartError
 from process.settings.urls import is_memory

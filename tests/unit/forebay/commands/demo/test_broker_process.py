@@ -7,6 +7,7 @@ import pytest
 from forebay.commands.demo import broker_process
 from forebay.commands.demo.broker_process import BrokerProcess, DemoPlace, free_port
 from forebay.commands.demo.stores import own
+from forebay.processes import child
 from process.settings.errors import StartError
 from process.settings.loading import load
 from runtime.clock import SystemClock
@@ -61,7 +62,7 @@ def test_a_broker_that_never_gets_ready_is_given_up_and_stopped(tmp_path: Path, 
     idle.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(idle))
     monkeypatch.setattr(broker_process, "READY_WITHIN_S", 0.2)
-    monkeypatch.setattr(broker_process, "STOP_WITHIN_S", 0.2)
+    monkeypatch.setattr(child, "STOP_WITHIN_S", 0.2)
 
     with BrokerProcess(place(tmp_path), clock=SystemClock()) as broker:
         with pytest.raises(StartError, match="was not ready within"):

@@ -1,0 +1,150 @@
+"""A broker or compactor in a process of its own, as a child of this one: it ends when this one does, however that ends."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.processes.workers.link import refusal_in
+from forebay.processes.workers.plan import environment
+from process.settings.errors import EXIT_FAILED, StartError
+from runtime.clock import Clock
+
+HOST: Final = "127.0.0.1"
+STOP_WITHIN_S: Final = 20.0
+_ASK_EVERY_S: Final = 0.05
+_ANSWER_WITHIN_S: Final = 5.0
+_LAST_LINES: Final = 5
+_REFUSAL_BYTES_MAX: Final = 64 * 1024
+
+
+class ChildProcess:
+    """A command that takes a `SupervisorLink` as its standard input. `name` begins messages; `log` is where its own words go."""
+
+    def __init__(self, command: Sequence[str], *, name: str, log: Path, clock: Clock, environ: Mapping[str, str] | None = None) -> None:
+        """`environ` is added to that of this process."""
+        self.name = name
+        self.log = log
+        self._command = list(command)
+        self._clock = clock
+        self._environ = environ or {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """A session of its own: Ctrl-C reaches this process alone, which then stops the child in order."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        if self._link is not None:
+            self._link.close()
+        self._link, theirs = socket.socketpair()
+        environ = environment({**os.environ, **self._environ})
+        with theirs, self.log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - our own command line
+                self._command, stdin=theirs.fileno(), stdout=log, stderr=log, env=environ, start_new_session=True
+            )
+
+    def stop(self) -> None:
+        """In order, or by force after a while."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGCONT)
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        finally:
+            if self._link is not None:
+                self._link.close()
+
+    def wait_until(self, is_done: Callable[[], bool], what: str, *, within_s: float) -> None:
+        """Raise `StartError` with the child's last words if it ends or takes too long."""
+        give_up_s = self._clock.monotonic_s() + within_s
+        while not is_done():
+            if not self.is_running():
+                raise self.failure(f"ended before it was {what}")
+            if self._clock.monotonic_s() > give_up_s:
+                raise self.failure(f"was not {what} within {within_s:.0f} s")
+            time.sleep(_ASK_EVERY_S)
+
+    def terminate(self) -> None:
+        """Ask it to stop, without waiting. Harmless if it has ended."""
+        assert self._process is not None
+        self._process.terminate()
+
+    def kill9(self) -> None:
+        """No goodbye: as if its machine were gone."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        if self._link is not None:
+            self._link.close()
+
+    def pause(self) -> None:
+        """It answers nothing until `resume`."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def failure(self, what: str) -> StartError:
+        """With the child's last words: what it reported, or the end of its log."""
+        who = f"{self.name} {what}."
+        refusal = self._refusal()
+        if refusal:
+            return StartError(f"{who} {refusal}", exit_code=EXIT_FAILED)
+        lines = self.log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+        words = "".join(f"\n  {line}" for line in lines)
+        return StartError(f"{who} The end of its log {self.log}:{words}", exit_code=EXIT_FAILED)
+
+    def _refusal(self) -> str:
+        assert self._link is not None
+        try:
+            self._link.setblocking(False)
+            return refusal_in(self._link.recv(_REFUSAL_BYTES_MAX))
+        except OSError:
+            # It never said anything.
+            return ""
+
+
+def is_ready(http_port: int) -> bool:
+    """Whether /readyz says so."""
+    try:
+        return _get(http_port, "/readyz")[0] == http.client.OK
+    except (OSError, http.client.HTTPException):
+        # It does not listen yet.
+        return False
+
+
+def metrics_of(http_port: int) -> list[Mapping[str, Any]]:
+    """The series of /metrics.json."""
+    _, body = _get(http_port, "/metrics.json")
+    series: list[Mapping[str, Any]] = json.loads(body)["series"]
+    return series
+
+
+def _get(http_port: int, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(HOST, http_port, timeout=_ANSWER_WITHIN_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
