@@ -11,12 +11,13 @@ from typing import Final
 from forebay.commands.generate.dashboards import dashboards
 from forebay.commands.generate.promql import CLIENT_METRICS
 from forebay.commands.generate.rules import alerts, recordings
+from forebay.seeds import feature_rows
 from process.settings.keys import SETTINGS
 from runtime.telemetry import Metric
 from storage.catalog.topic_configs import TOPIC_CONFIGS, ConfigEffect
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
-PAGES: Final = (DOCS / "operations.md", DOCS / "topic-configs.md", DOCS / "dashboards.md")
+PAGES: Final = (DOCS / "operations.md", DOCS / "topic-configs.md", DOCS / "dashboards.md", DOCS / "seeds.md")
 PACKAGES: Final = ("broker", "compactor", "process", "runtime", "storage")
 
 
@@ -66,12 +67,17 @@ def topic_configs_table(effect: ConfigEffect) -> str:
     return _table(("Config", "Type", "Default", "What it asks for" if is_served else "Because"), rows)
 
 
+def seeds_table() -> str:
+    return _table(("Of", "Feature", "Home", "Note"), feature_rows())
+
+
 PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "settings": settings_table,
     "metrics": metrics_table,
     "dashboards": dashboards_table,
     "alerts": alerts_table,
     "recording rules": recordings_table,
+    "seeds": seeds_table,
     **{f"topic configs {effect.value}": partial(topic_configs_table, effect) for effect in ConfigEffect},
 }
 """The text between `<!-- generated: name -->` and `<!-- end -->`, by name."""

@@ -134,7 +134,12 @@ def _fetch(target: Path) -> None:
     """Download the package, which apt compares with Debian's signed list, and unpack it."""
     sys.stderr.write("fetching Debian's package of Prometheus (19 MB, once)\n")
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
-        _run(["apt-get", "download", _PACKAGE], Path(scratch))
+        # Lists of its own: a fresh machine has none, and to renew the machine's takes its administrator.
+        lists = Path(scratch) / "lists"
+        (lists / "partial").mkdir(parents=True)
+        own = ["-o", f"Dir::State::Lists={lists}", "-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache="]
+        _run(["apt-get", "update", "-q", *own], Path(scratch))
+        _run(["apt-get", "download", "-q", _PACKAGE, *own], Path(scratch))
         packages = list(Path(scratch).glob("*.deb"))
         unpacked = Path(scratch) / "unpacked"
         if len(packages) == 1:
@@ -155,4 +160,4 @@ def _run(command: list[str], folder: Path) -> None:
         raise BuildError(f"`{' '.join(command[:2])}` did not end within {FETCH_WITHIN_S:.0f} s.") from error
     if done.returncode != 0:
         said = "\n".join((done.stdout + done.stderr).splitlines()[-_LAST_LINES:])
-        raise BuildError(f"Debian's package of Prometheus cannot be had. Run `apt-get update` first, or: {_INSTALL} It was said:\n{said}")
+        raise BuildError(f"Debian's package of Prometheus cannot be had. {_INSTALL} It was said:\n{said}")

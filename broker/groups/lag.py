@@ -47,7 +47,7 @@ UNCOMMITTED: Final = Metric(
     aggregation="sum",
 )
 MEMBER_COUNT: Final = Metric(
-    "forebay_group_member_count", "Members of a group that its coordinator has loaded", ("group",), aggregation="sum"
+    "forebay_group_joined_members", "Members of a group that its coordinator has loaded", ("group",), aggregation="sum"
 )
 SAMPLE_AGE: Final = Metric("forebay_lag_sample_age_seconds", "Age of the lag of groups on this page", aggregation="max")
 
@@ -184,7 +184,7 @@ class LagSampler:
         self._is_failing = False
         telemetry.table(LAG_RECORDS, lambda: self._rows(lambda lag: lag.records if lag.has_lag else None))
         telemetry.table(LAG_SECONDS, lambda: self._rows(lambda lag: round(lag.seconds, 3) if lag.has_lag else None))
-        telemetry.table(UNCOMMITTED, lambda: self._rows(lambda lag: lag.uncommitted or None))
+        telemetry.table(UNCOMMITTED, lambda: self._rows(lambda lag: lag.uncommitted))
         telemetry.table(MEMBER_COUNT, self._member_rows)
         telemetry.table(SAMPLE_AGE, self._age_rows)
 

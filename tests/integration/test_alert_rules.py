@@ -107,6 +107,9 @@ CASES: Final[dict[str, Case]] = {
             "forebay_healed_reads_total": f"7+1x{MINUTES}",
         },
     ),
+    "LagSeconds": Case(
+        {'forebay_group_lag_seconds{group="g",topic="t"}': always(301)}, {'forebay_group_lag_seconds{group="g",topic="t"}': always(300)}
+    ),
     "ObjectsMissing": Case({"forebay_gc_missing_objects": always(1)}, {"forebay_gc_missing_objects": always(0)}),
     "MetadataWentBack": Case({"forebay_metadata_went_back": always(1)}, {"forebay_metadata_went_back": always(0)}),
 }

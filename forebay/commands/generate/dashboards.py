@@ -102,6 +102,12 @@ def _overview(e: Expressions) -> Dashboard:
             Panel("Read", "binBps", (Query(_by_topic(e, "out"), "{{topic}}"),), f"By topic, the {SHOWN_TOPICS} with the most."),
             Panel("Produce", "s", _quantiles(e, latency, api="Produce")),
             Panel("Fetch", "s", _quantiles(e, latency, api="Fetch"), "Time that a reader at the end waits for records is in it."),
+            Panel(
+                "Groups behind",
+                "s",
+                (Query(_most(e.now("forebay_group_lag_seconds", "group")), "{{group}}"),),
+                "The age of the first record that a group has not read.",
+            ),
             Panel("Requests", "reqps", (Query(e.rate(requests, "api"), "{{api}}"),)),
             Panel("Requests with an error", "reqps", (Query(e.rate(requests, "api", "error", error="!NONE"), "{{api}} {{error}}"),)),
             Panel("Connections", "short", (Query(e.now("forebay_connections", "listener"), "{{listener}}"),)),
@@ -110,8 +116,12 @@ def _overview(e: Expressions) -> Dashboard:
     )
 
 
+def _most(expression: str) -> str:
+    return f"topk({SHOWN_TOPICS}, {expression})"
+
+
 def _by_topic(e: Expressions, direction: str) -> str:
-    return f"topk({SHOWN_TOPICS}, {e.rate('forebay_topic_bytes_total', 'topic', direction=direction)})"
+    return _most(e.rate("forebay_topic_bytes_total", "topic", direction=direction))
 
 
 def _write(e: Expressions) -> Dashboard:
@@ -255,6 +265,8 @@ def _store(e: Expressions) -> Dashboard:
                 ),
                 "cost.budget_per_month is the budget; without it there is none.",
             ),
+            Panel("Stored", "bytes", (Query(e.now("forebay_footprint_bytes", "kind"), "{{kind}}"),), "As the collector listed it last."),
+            Panel("Storage, a month", "currencyUSD", (Query(e.now("forebay_cost_storage_dollars_per_month")),), is_number=True),
             Panel("Prices", "currencyUSD", (Query(e.now("forebay_cost_price_dollars", "item"), "{{item}}"),), is_number=True),
         ),
     )
@@ -264,8 +276,27 @@ def _groups(e: Expressions) -> Dashboard:
     return Dashboard(
         "Groups",
         (
+            Panel(
+                "Records behind",
+                "short",
+                (Query(_most(e.now("forebay_group_lag_records", "group", "topic")), "{{group}} {{topic}}"),),
+                f"The {SHOWN_TOPICS} groups and topics with the most.",
+            ),
+            Panel(
+                "Age of the first unread record",
+                "s",
+                (Query(_most(e.now("forebay_group_lag_seconds", "group", "topic")), "{{group}} {{topic}}"),),
+                f"The {SHOWN_TOPICS} groups and topics that are furthest behind. 0 at the end.",
+            ),
+            Panel(
+                "Partitions without a commit",
+                "short",
+                (Query(_most(e.now("forebay_group_uncommitted_partitions", "group", "topic")), "{{group}} {{topic}}"),),
+                "They are not in the lag.",
+            ),
+            Panel("Members of a group", "short", (Query(_most(e.now("forebay_group_joined_members", "group")), "{{group}}"),)),
             Panel("Groups by state", "short", (Query(e.now("forebay_groups", "state"), "{{state}}"),)),
-            Panel("Members", "short", (Query(e.now("forebay_group_members", "instance"), "{{instance}}"),)),
+            Panel("Members by broker", "short", (Query(e.now("forebay_group_members", "instance"), "{{instance}}"),)),
             Panel("Rebalances", "ops", (Query(e.rate("forebay_group_rebalances_total", "cause"), "{{cause}}"),)),
             Panel("Commits of offsets", "ops", (Query(e.rate("forebay_group_commits_total", "error"), "{{error}}"),)),
             Panel("Time of a commit", "s", _quantiles(e, "forebay_group_commit_duration_seconds")),

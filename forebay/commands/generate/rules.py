@@ -53,6 +53,7 @@ def recordings(table: Mapping[str, Metric]) -> tuple[Recording, ...]:
         Recording(
             "forebay:put_per_gib:rate1h", put_per_gib(e, "cluster", window="1h"), "PUTs of WAL objects for a GiB that producers sent"
         ),
+        Recording("forebay:lag_seconds:max", e.now("forebay_group_lag_seconds", "cluster", "group"), "how far each group is behind"),
         Recording("forebay:dollars_per_month", dollars_per_month(e, "cluster", window="1h"), "requests, if they go on as in the last hour"),
     )
 
@@ -118,6 +119,8 @@ def _pace_alerts(e: Expressions) -> Iterator[Alert]:
         "warning",
         "Records wait twice as long for a segment as compactor.segment_age, and at least 10 minutes.",
     )
+    behind = e.now("forebay_group_lag_seconds", "cluster", "group", "topic")
+    yield Alert("LagSeconds", behind, "> 300", "10m", "warning", "A group has not read records that are older than 5 minutes.")
     success = e.selector("forebay_compactor_success_age_seconds")
     yield Alert("CompactorStuck", success, "> 600", "15m", "warning", "A compactor has ended no cycle for 10 minutes: its log says why.")
 

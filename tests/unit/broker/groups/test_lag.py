@@ -198,7 +198,7 @@ async def test_partitions_without_a_commit_have_no_lag_and_are_counted() -> None
 
         assert one.records == {("g", "orders"): 6}
         assert one.series("forebay_group_uncommitted_partitions") == {("g", "orders"): 2, ("joined", "wanted"): 2}
-        assert one.series("forebay_group_member_count") == {("g",): 0, ("joined",): 1}
+        assert one.series("forebay_group_joined_members") == {("g",): 0, ("joined",): 1}
 
 
 async def test_a_group_that_no_broker_has_loaded_since_a_restart_lags_all_the_same_and_is_not_loaded_for_that() -> None:
@@ -211,7 +211,7 @@ async def test_a_group_that_no_broker_has_loaded_since_a_restart_lags_all_the_sa
         await after.sample()
 
         assert after.records == {("stopped", "t"): 60}
-        assert after.series("forebay_group_member_count") == {}
+        assert after.series("forebay_group_joined_members") == {}
         assert node.coordinator.loaded("stopped") is None
 
 
@@ -281,7 +281,7 @@ async def test_many_groups_are_sampled_up_to_a_bound_and_those_with_members_come
         await one.sample()
 
         assert joined.member_id
-        assert one.series("forebay_group_member_count")["z",] == 1
+        assert one.series("forebay_group_joined_members")["z",] == 1
         assert len(one.records) == GROUPS_SAMPLED_MAX - 1
 
 

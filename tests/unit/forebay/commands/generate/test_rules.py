@@ -52,8 +52,8 @@ def test_alerts_can_be_tried_with_a_time_of_ones_own() -> None:
 def test_every_recording_rule_asks_for_metrics_of_the_table(table: Mapping[str, Metric]) -> None:
     found = rules("recording")
 
-    assert [rule["record"] for rule in found] == ["forebay:put_per_gib:rate1h", "forebay:dollars_per_month"]
-    assert [faults_of(rule["expr"], table) for rule in found] == [[], []]
+    assert [rule["record"] for rule in found] == ["forebay:put_per_gib:rate1h", "forebay:lag_seconds:max", "forebay:dollars_per_month"]
+    assert [faults_of(rule["expr"], table) for rule in found] == [[], [], []]
 
 
 def targets_of(configuration: Any) -> dict[str, list[str]]:
