@@ -55,7 +55,7 @@ def grafana(
     name: Annotated[DashboardName | None, typer.Argument(help="The dashboard.", show_default="overview")] = None,
     folder: Annotated[Path | None, typer.Option("--all", help="Write every dashboard to this folder, as NAME.json.", metavar="DIR")] = None,
 ) -> None:
-    """Print a dashboard for Grafana 10.1 or newer, to be imported as JSON."""
+    """Print a dashboard, to be imported by Grafana 10.1 or newer."""
     with failures_reported():
         from forebay.commands.generate.dashboards import dashboards
         from forebay.commands.generate.grafana import as_grafana
@@ -112,7 +112,7 @@ def prometheus(
         str | None, typer.Option(help="Give all series this label, where one Prometheus has several clusters.", metavar="NAME")
     ] = None,
 ) -> None:
-    """Print a configuration with which Prometheus scrapes brokers and their compactors."""
+    """Print a configuration for a Prometheus that scrapes a cluster."""
     from forebay.commands.generate.rules import scrape_yaml
     from forebay.processes.compactor import beside
 
