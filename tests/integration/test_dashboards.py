@@ -200,6 +200,9 @@ def watched(folder: Path, settings: Mapping[str, str]) -> None:
             wanted = expressions()
             later = {name: wanted.pop(name) for name in list(wanted) if name.startswith(AFTER_A_TAKEOVER)}
             until_all_have_values(prometheus, wanted)
+            reported = CliRunner().invoke(application, ["cost", "report", "--prometheus", prometheus.url, "--since", "1m", "-o", "json"])
+            assert reported.exit_code == 0, reported.output
+            bill = json.loads(reported.stdout)
             pages = [get(broker.http_port, "/metrics")[1].decode() for broker in brokers]
             pages.append(get(int(compactor.rpartition(":")[2]), "/metrics")[1].decode())
             [coordinator] = [broker for broker in brokers if any(event.get("group") == GROUP for event in broker.events())]
@@ -212,5 +215,8 @@ def watched(folder: Path, settings: Mapping[str, str]) -> None:
             until(lambda: expected in firing(prometheus), "an alert of the killed broker")
 
     assert later
+    assert bill["dollars_by_cause"]["flush"] > 0
+    assert bill["requests"]["put"] > 0
+    assert bill["storage_dollars"] >= 0
     assert "# TYPE forebay_event_loop_held_seconds histogram" in pages[0], "its panel shows 0 without a series, so this is not seen above"
     assert {promtool("check", "metrics", given=page) for page in pages} == {""}

@@ -11,12 +11,10 @@ from forebay.commands.debug.opening import open_for_reading
 from process.settings.listeners import HttpAddress, parse_address
 from process.settings.model import Settings
 from process.settings.urls import is_memory
-from storage.catalog.brokers import decode_broker
+from storage.catalog.brokers import HTTP_LISTENER, decode_broker
 from storage.catalog.compactors import live_compactors
 from storage.metadata import keys
 
-HTTP_LISTENER: Final = "HTTP"
-"""A broker that registers an endpoint of this name says where its HTTP side is."""
 ASKED_AT_A_TIME: Final = 16
 ANSWER_BYTES_MAX: Final = 4 * 2**20
 PATH: Final = "/api/v1/cost"

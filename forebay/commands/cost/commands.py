@@ -150,6 +150,32 @@ def now(
             raise typer.Exit(EXIT_UNHEALTHY)
 
 
+@cost.command()
+def report(
+    prometheus: Annotated[str, typer.Option(help="The Prometheus that scrapes the cluster, e.g. http://127.0.0.1:9090.", metavar="URL")],
+    since: Annotated[str, typer.Option(help="Look back so far.", metavar="DURATION")] = "24h",
+    cluster: Annotated[str | None, typer.Option(help="Of the series with this cluster label alone.", metavar="NAME")] = None,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+) -> None:
+    """Show what a cluster has cost in a time, storage included.
+
+    A Prometheus knows it, processes that have ended included. It exits with code 3 if it does not answer or has no such series.
+    """
+    with failures_reported():
+        from forebay.commands.cost.report import ask_prometheus, report_data, report_table
+        from forebay.kafka_client.durations import parse_duration_ms
+
+        since_ms = _parsed(lambda text: parse_duration_ms(str(text)), since, "--since", minimum=1_000)
+        if not prometheus.startswith(("http://", "https://")):
+            raise typer.BadParameter(f'--prometheus "{prometheus}" is no URL: write for example http://127.0.0.1:9090')
+        if cluster is not None and not (cluster.isprintable() and not set(cluster) & set('"\\')):
+            raise typer.BadParameter(f"--cluster {cluster!r} has characters that a label cannot have here")
+        found = ask_prometheus(prometheus, since_s=since_ms / 1_000, cluster=cluster, within_s=seconds(timeout))
+        Terminal(output, quiet).show(report_data(found), report_table(found))
+
+
 def _settings(config_file: Path | None, assignments: list[str] | None) -> "Settings":
     from process.settings.errors import SettingsError
     from process.settings.loading import load
