@@ -42,7 +42,7 @@ from process.http.probes import MetadataProbe, ObjectProbe, Probes
 from process.identity import check_age, identify_cluster
 from process.settings.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from process.settings.exposure import http_address_for_clients, log_api_of
-from process.settings.listeners import Listener
+from process.settings.listeners import Listener, is_loopback
 from process.settings.model import NOTHING_ACCEPTED, Accepted, Settings
 from process.settings.ports import cannot_listen
 from process.settings.urls import is_memory, is_shared, without_secrets
@@ -495,7 +495,11 @@ def _advertised(settings: Settings, bound: Sequence[Listener]) -> tuple[Endpoint
 def _http_endpoint(settings: Settings) -> Endpoint | None:
     """Where clients of the log's HTTP API find this broker; None if there is none, or if its port is the system's choice."""
     address = http_address_for_clients(settings.http)
-    return None if log_api_of(settings.http) == "off" or not address.port else Endpoint(HTTP_LISTENER, *address)
+    if log_api_of(settings.http) == "off" or not address.port:
+        return None
+    if is_loopback(address.host) and not all(is_loopback(one.host) for one in settings.kafka.advertised_listeners):
+        return None  # on another machine it would be that machine's own
+    return Endpoint(HTTP_LISTENER, *address)
 
 
 async def _begun(life: RegisteredLife) -> BrokerEpoch:

@@ -203,6 +203,10 @@ class LagSampler:
                 if not self._is_failing:
                     log.warning("group_lag_not_read", cause=repr(error))
                 self._is_failing = True
+            except Exception:  # a broker is not to end for want of a metric
+                if not self._is_failing:
+                    log.exception("group_lag_failed")
+                self._is_failing = True
 
     async def _take(self) -> _Sample:
         turns = Turns()

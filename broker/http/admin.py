@@ -238,10 +238,12 @@ async def elsewhere(parts: HttpParts, asked: Asked, group: str, error: GroupErro
         status = 503 if code.retriable else 400 if code.name.startswith("invalid_") else 409
         return HttpError(status, type_of(code), f"the group cannot be used: {code.name.replace('_', ' ')}", headers=_later(status))
     holder = (await parts.parts.groups.slots.holders([group]))[group]
-    broker = next((one for one in await parts.parts.brokers.live() if one.broker_id == holder), None)
+    live = await parts.parts.brokers.live()
+    broker = next((one for one in live if one.broker_id == holder), None)
     address = None if broker is None or holder == parts.parts.broker_id else broker.endpoint(HTTP_LISTENER)
-    if address is None:
-        text = f"broker {holder} coordinates the group and has no address for HTTP clients: set http.listen or http.advertised there"
+    own = next((one.endpoint(HTTP_LISTENER) for one in live if one.broker_id == parts.parts.broker_id), None)
+    if address is None or address == own:
+        text = f"broker {holder} coordinates the group and has no address for HTTP clients: set http.advertised there"
         if broker is None or holder == parts.parts.broker_id:
             text = "nobody coordinates the group now"
         return HttpError(503, type_of(code), text, headers=_later(503))

@@ -63,8 +63,12 @@ def read_assignment(data: bytes) -> Assignment:
     try:
         _, count = struct.unpack_from(">hi", data)
         at = 6
+        if count > len(data):
+            raise ValueError(f"{count} topics in {len(data)} bytes")
         for _ in range(count):
             (length,) = struct.unpack_from(">h", data, at)
+            if length < 0:
+                raise ValueError(f"a topic's name of {length} bytes")
             topic = data[at + 2 : at + 2 + length].decode()
             at += 2 + length
             (partitions,) = struct.unpack_from(">i", data, at)

@@ -123,6 +123,8 @@ class PolledRecords(NamedTuple):
 
     next_offsets: dict[TopicPartition, int]
     out_of_range: list[TopicPartition]
+    width: int
+    """How many partitions were asked for."""
 
 
 _NOWHERE: Final = Placed()
@@ -292,7 +294,7 @@ class ConsumeByHttp:
     ) -> tuple[int, bytes, PolledRecords]:
         """How many partitions were read, the answer, and where to go on."""
         good, pieces = 0, [head, b"" if head == b"{" else b",", b'"results":[']
-        polled = PolledRecords({}, [])
+        polled = PolledRecords({}, [], len(document.topic_partitions))
         bytes_left, records_max = document.max_bytes, document.max_records or RECORDS_DEFAULT
         records_left = records_max
         for place, one in enumerate(document.topic_partitions):

@@ -20,11 +20,10 @@ from kio.schema.types import GroupId
 from broker.groups.loaded import Closed
 from broker.handling.kio_types import as_i32, as_i64, as_topic_name
 from broker.http.admin import elsewhere
-from broker.http.consume import BYTES_DEFAULT, Bytes, ConsumeByHttp, ConsumeDocument, Millis, Offset, PartitionToConsume
-from broker.http.errors import HttpError, invalid, type_of
+from broker.http.consume import BYTES_DEFAULT, Bytes, ConsumeByHttp, ConsumeDocument, HttpReading, Millis, Offset, PartitionToConsume
+from broker.http.errors import HttpError, invalid, too_busy, type_of
 from broker.http.group_member import HttpConsumer, NewConsumerDocument
 from broker.http.guard import Asked, HttpLimits, one_of_each
-from broker.http.parts import HttpParts
 from broker.http.produce import Count, TopicName
 from runtime.blocking import Blocking
 from runtime.supervision import Nursery
@@ -36,6 +35,7 @@ LOOK_FOR_IDLE_S: Final = 1.0
 JOINED_WITHIN_S: Final = 1.0
 """The answer to a new consumer waits so long for a refusal. A poll reports a slower one."""
 OFFSET_COMMIT: Final = 8
+_REBALANCED: Final = frozenset({ErrorCode.illegal_generation, ErrorCode.rebalance_in_progress, ErrorCode.unknown_member_id})
 _MS_PER_S: Final = 1_000
 
 CallHandler = Callable[[Asked, int, int, object], Awaitable[Any]]
@@ -119,10 +119,12 @@ class LeftGroup(msgspec.Struct, frozen=True):
 class HttpConsumers:
     """The consumers of this broker, and the requests of their clients."""
 
-    def __init__(self, parts: HttpParts, limits: HttpLimits, consume: ConsumeByHttp, call: CallHandler, *, blocking: Blocking) -> None:
+    def __init__(self, reading: HttpReading, limits: HttpLimits, consume: ConsumeByHttp, call: CallHandler, *, blocking: Blocking) -> None:
         """`call` asks a handler of Kafka's; `blocking` assigns, and both stay the caller's."""
-        self._parts = parts
+        self._reading = reading
+        self._parts = parts = reading.parts
         self._call = call
+        self._is_ended = False
         self._limits = limits
         self._consume = consume
         self._blocking = blocking
@@ -137,12 +139,14 @@ class HttpConsumers:
             pass
         group = asked.http.match_info["group"]
         await self.check_here(asked, group)
+        if self._is_ended:
+            raise too_busy("this broker is shutting down: ask another")
         consumers_max = self._limits.consumers_max
         if len(self._consumers) >= consumers_max:
             raise HttpError(
                 429, "TooManyConsumers", f"this broker has {consumers_max} consumers already: delete one, or wait until one is idle"
             )
-        consumer = HttpConsumer(self._parts, group, document, client_host=asked.client_host, blocking=self._blocking)
+        consumer = HttpConsumer(self._reading, group, document, client_host=asked.client_host, blocking=self._blocking)
         self._consumers[consumer.consumer_id] = consumer, self._nursery.spawn(consumer.run(), name="http-consumer")
         if self._looking is None:
             self._looking = self._nursery.spawn(self._look_for_idle(), name="http-consumers")
@@ -168,6 +172,9 @@ class HttpConsumers:
             consumer.is_polling, consumer.last_asked_s = False, self._parts.clock.monotonic_s()
 
     async def _polled(self, asked: Asked, consumer: HttpConsumer, document: PollDocument) -> web.StreamResponse:
+        if _check_last(consumer, document.last_poll) and consumer.progress is not None:
+            consumer.progress.go_back()
+            consumer.polls -= 1
         max_wait_s, began_s = document.max_wait_ms / _MS_PER_S, self._parts.clock.monotonic_s()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max_wait_s):
@@ -179,7 +186,6 @@ class HttpConsumers:
         if progress is None or not progress.assigned:
             if progress is not None:
                 await asyncio.sleep(max(0.0, began_s + max_wait_s - self._parts.clock.monotonic_s()))
-                _check_last(consumer, document.last_poll)
             told = PollAnswer(
                 generation=-1 if progress is None else progress.generation,
                 poll=consumer.polls,
@@ -192,9 +198,6 @@ class HttpConsumers:
             if progress is not None:
                 progress.is_told = True
             return await asked.answer(200, told)
-        if _check_last(consumer, document.last_poll):
-            progress.go_back()
-            consumer.polls -= 1
         first = progress.turn % len(progress.assigned)
         named = [*progress.assigned[first:], *progress.assigned[:first]][: self._limits.partitions_max]
         wanted = ConsumeDocument(
@@ -232,6 +235,11 @@ class HttpConsumers:
             offsets = [OffsetToCommit(topic, partition, offset) for (topic, partition), offset in progress.polled.items()]
         else:
             offsets = document.offsets
+            if len(offsets) > self._limits.partitions_max:
+                raise invalid(f"offsets: {len(offsets)} of them, at most {self._limits.partitions_max} are committed at a time")
+            for place, one in enumerate(offsets):
+                if (one.topic, one.partition) not in progress.places:
+                    raise invalid(f"offsets[{place}]: {one.topic[:250]}-{one.partition} is not assigned to this consumer")
         return await self._commit(asked, consumer.group, offsets, consumer.member_id, progress.generation, consumer.document.instance_id)
 
     async def commit_offsets(self, asked: Asked) -> web.StreamResponse:
@@ -243,6 +251,8 @@ class HttpConsumers:
 
     async def commit_as(self, asked: Asked, group: str, offsets: Sequence[OffsetToCommit]) -> web.StreamResponse:
         """Commit for a group in which nobody is."""
+        if len(offsets) > self._limits.partitions_max:
+            raise invalid(f"offsets: {len(offsets)} of them, at most {self._limits.partitions_max} are committed at a time")
         return await self._commit(asked, group, offsets, "", -1, None)
 
     async def end(self, asked: Asked) -> web.StreamResponse:
@@ -253,9 +263,12 @@ class HttpConsumers:
     async def _commit(
         self, asked: Asked, group: str, offsets: Sequence[OffsetToCommit], member_id: str, generation: int, instance_id: str | None
     ) -> web.StreamResponse:
-        if len(offsets) > self._limits.partitions_max:
-            raise invalid(f"offsets: {len(offsets)} of them, at most {self._limits.partitions_max} are committed at a time")
-        codes = await self._committed(asked, group, offsets, member_id, generation, instance_id) if offsets else []
+        codes: list[ErrorCode] = []
+        for start in range(0, len(offsets), self._limits.partitions_max):
+            together = offsets[start : start + self._limits.partitions_max]
+            codes += await self._committed(asked, group, together, member_id, generation, instance_id)
+        if member_id and codes and set(codes) <= _REBALANCED:
+            raise HttpError(409, "RebalanceInProgress", "the group has rebalanced: poll again, what was not committed comes again")
         results = [
             CommittedPartition(one.topic, one.partition, one.offset, True)
             if code is ErrorCode.none
@@ -324,6 +337,7 @@ class HttpConsumers:
 
     async def _end_all(self) -> None:
         """The groups go on with their other members at once."""
+        self._is_ended = True
         async with asyncio.TaskGroup() as leaving:
             for consumer, _ in list(self._consumers.values()):
                 leaving.create_task(self._end(consumer))
@@ -331,10 +345,11 @@ class HttpConsumers:
     async def _look_for_idle(self) -> None:
         while True:
             await asyncio.sleep(LOOK_FOR_IDLE_S)
-            for consumer, _ in list(self._consumers.values()):
-                if consumer.idle_s * _MS_PER_S >= consumer.document.idle_timeout_ms:
-                    _log.info("http_consumer_idle", group=consumer.group, idle_s=round(consumer.idle_s, 1))
-                    await self._end(consumer)
+            async with asyncio.TaskGroup() as leaving:
+                for consumer, _ in list(self._consumers.values()):
+                    if consumer.idle_s * _MS_PER_S >= consumer.document.idle_timeout_ms:
+                        _log.info("http_consumer_idle", group=consumer.group, idle_s=round(consumer.idle_s, 1))
+                        leaving.create_task(self._end(consumer))
 
 
 _new_decoder: Final = msgspec.json.Decoder(NewConsumerDocument)

@@ -9,10 +9,12 @@ import contextlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Final, Literal
 
 import msgspec
 import structlog
+from kio.schema.errors import ErrorCode
 
 from broker.groups.coordinator import Coordinator
 from broker.groups.errors import GroupError
@@ -22,8 +24,7 @@ from broker.groups.members import Protocol
 from broker.groups.subscriptions import CONSUMER
 from broker.handling.partition_bounds import TopicPartition
 from broker.http.assignors import ASSIGNORS, assign, assignment_bytes, read_assignment, subscriber_of, subscription_bytes
-from broker.http.consume import PolledRecords
-from broker.http.parts import HttpParts
+from broker.http.consume import HttpReading, PolledRecords
 from broker.http.produce import TopicName
 from runtime.blocking import Blocking
 from storage.errors import StorageError
@@ -78,6 +79,7 @@ class GroupProgress:
     polled: dict[TopicPartition, int]
     """The next offsets of what was polled, to be committed."""
     is_told: bool = False
+    was_told: bool = False
     turn: int = 0
     """Where the next poll begins: a partition that fills answers is not to be the first of all."""
 
@@ -88,11 +90,12 @@ class GroupProgress:
         self.before = {one: self.places[one] for one in moved}
         self.places |= moved
         self.polled |= records.next_offsets
-        self.is_told = True
-        self.turn += 1
+        self.was_told, self.is_told = self.is_told, True
+        self.turn += records.width
 
     def go_back(self) -> None:
         """The last answer got lost."""
+        self.is_told = self.was_told
         self.places |= self.before
         for one, place in self.before.items():
             if isinstance(place, int):
@@ -105,11 +108,12 @@ class GroupProgress:
 class HttpConsumer:
     """One member. `run` joins and stays, until it is cancelled or the group has no place for it."""
 
-    def __init__(self, parts: HttpParts, group: str, document: NewConsumerDocument, *, client_host: str, blocking: Blocking) -> None:
+    def __init__(self, reading: HttpReading, group: str, document: NewConsumerDocument, *, client_host: str, blocking: Blocking) -> None:
         self.consumer_id = secrets.token_hex(16)
         self.group = group
         self.document = document
-        self._parts = parts
+        self._reading = reading
+        self._parts = parts = reading.parts
         self._groups: Coordinator = parts.parts.groups
         self._blocking = blocking
         self._client_host = client_host
@@ -151,11 +155,15 @@ class HttpConsumer:
 
     async def leave(self) -> None:
         """Tell the group. Without an answer in time its session ends by itself."""
-        if not self.member_id:
+        if not self.member_id and self.document.instance_id is None:
             return
-        with contextlib.suppress(Closed, TimeoutError):
+        try:
             async with asyncio.timeout(LEAVE_WITHIN_S):
                 await self._groups.leave(self.group, Leave(token=0, members=((self.member_id, self.document.instance_id),)))
+        except (Closed, TimeoutError):
+            pass  # its session ends by itself
+        except Exception:  # noqa: BLE001 - its session ends by itself, and the broker goes on
+            _log.exception("http_consumer_not_left", group=self.group)
 
     async def _has_joined(self) -> bool:
         """False: try again. Raise `_Over`."""
@@ -220,7 +228,7 @@ class HttpConsumer:
             raise _Over(error)
 
     async def _assignments(self, joined: JoinAnswer) -> tuple[tuple[str, bytes], ...]:
-        members = [subscriber_of(*member) for member in joined.members]
+        members = await self._blocking.run(lambda: [subscriber_of(*member) for member in joined.members])
         self._partition_counts = counts = await self._counts(sorted(frozenset().union(*(member.topics for member in members))))
         shares = await self._blocking.run(lambda: assign(joined.protocol or ASSIGNORS[0], members, counts))
         return tuple((member_id, assignment_bytes(share)) for member_id, share in shares.items())
@@ -244,6 +252,9 @@ class HttpConsumer:
             for partition in partitions if topic is not None else ():
                 committed = loaded.stored.offset(topic.partition(partition)) if topic is not None else None
                 places[TopicPartition(name, partition)] = self.document.begin if committed is None else committed.offset
+        found = await self._reading.places(places)
+        # A place that cannot be told is asked for again by a poll, which tells the error.
+        places |= {named: place for named, place in found.items() if not isinstance(place, ErrorCode)}
         return GroupProgress(generation, list(places), places, {}, {})
 
     async def _stay(self) -> None:
@@ -276,6 +287,7 @@ class HttpConsumer:
 
     async def _has_other_partitions(self) -> bool:
         try:
-            return await self._counts(list(self._partition_counts)) != self._partition_counts
+            looked_at = dict(islice(self._partition_counts.items(), TOPICS_MAX))
+            return await self._counts(list(looked_at)) != looked_at
         except StorageError:
             return False

@@ -146,6 +146,7 @@ class Asked:
                 await response.write_eof()
         except TimeoutError:
             taker.evict(f"it did not take its answer within {ANSWER_TAKEN_WITHIN_S:.0f} s")
+            raise ConnectionResetError("the answer was not taken") from None
         finally:
             responses.note_taken(taker)
         return response

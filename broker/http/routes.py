@@ -169,7 +169,7 @@ ROUTES: Final = (
     HttpRoute(
         "POST",
         "/groups/{group}/offsets",
-        Access.READ,
+        Access.WRITE,
         "commit_offsets",
         "commit offsets for a group in which nobody is",
         CommitAnswer,
@@ -237,7 +237,7 @@ def routes_of(
     produce = ProduceByHttp(parts, limits, streams, blocking=blocking, expires_after_ms=expires_after_ms)
     administration = HttpAdministration(parts, settings={key: without_secrets(one.show(settings)) for key, one in SETTINGS.items()})
     consume = ConsumeByHttp(reading, limits, streams)
-    consumers = HttpConsumers(parts, limits, consume, administration.call, blocking=blocking)
+    consumers = HttpConsumers(reading, limits, consume, administration.call, blocking=blocking)
     alterations = HttpAlterations(parts, administration, consumers, reading)
     about = _About(parts, limits, is_ready)
     handlers: dict[str, RouteHandler] = {

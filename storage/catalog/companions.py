@@ -17,7 +17,7 @@ class Listening(Protocol):
     @property
     def broker_id(self) -> int: ...
     @property
-    def listeners(self) -> Sequence[object]: ...
+    def kafka_listeners(self) -> Sequence[object]: ...
 
 
 B = TypeVar("B", bound=Listening)
@@ -67,11 +67,11 @@ class Companions(Generic[B]):
         if self._until_s is None or now_s >= self._until_s:
             return []
         present = {broker.broker_id for broker in live}
-        places = {listener for broker in live for listener in broker.listeners}
+        places = {listener for broker in live for listener in broker.kafka_listeners}
         return [
             broker
             for broker_id, broker in self._known.items()
-            if broker_id not in present and broker_id not in self._missing_since_s and places.isdisjoint(broker.listeners)
+            if broker_id not in present and broker_id not in self._missing_since_s and places.isdisjoint(broker.kafka_listeners)
         ]
 
     def _begin(self, now_s: float) -> None:

@@ -119,6 +119,8 @@ class Appender:
         self._carrying: list[Commit] = []
         self._begun_in_turn = 0
         self._committer = committer
+        self.losses = committer.losses
+        """Its `count` is for `Append.arrived`."""
         self._sealer = sealer
         self._uploader = uploader
         self._clock = clock
@@ -148,11 +150,6 @@ class Appender:
         telemetry.gauge(INLINE_LIMIT).set(inline.bytes_max)
         telemetry.gauge(BUFFERED_BYTES).set_function(lambda: self.buffered_bytes)
 
-    @property
-    def losses(self) -> int:
-        """How many losses there were, for `Append.arrived`."""
-        return self._committer.losses.count
-
     def submit(self, log: PartitionLog, batch: Batch, *, together: int = 1) -> None:
         """Take a checked batch, one of `together` that arrived in one request. Its result comes through `batch.append`: always, and within
         COMMIT_TIMEOUT_S of being sealed.
@@ -160,7 +157,7 @@ class Appender:
         if self._refused is not None:
             batch.settle(Unavailable(self._refused))
             return
-        append, losses = batch.append, self._committer.losses
+        append, losses = batch.append, self.losses
         if append.arrived not in (-1, losses.count) and losses.are_ahead(append.arrived, log.partition, append.source):
             batch.settle(after_lost())
             return

@@ -37,7 +37,7 @@ def completed(line: str, *, bootstrap: str = "127.0.0.1:1") -> list[str]:
     [
         ("forebay gr", ["group"]),
         ("forebay group re", ["reset-offsets"]),
-        ("forebay bench ", ["produce", "consume", "e2e", "requests"]),
+        ("forebay bench ", ["produce", "consume", "e2e", "requests", "load"]),
         ("forebay bench produce --compression z", ["zstd"]),
         ("forebay generate completion ", ["bash", "zsh", "fish"]),
         ("forebay group list --state st", ["Stable"]),

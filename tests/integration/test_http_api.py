@@ -260,3 +260,21 @@ def stream_out(served: Served) -> int:
     counted = sum(text.count(b"\n") for text in iter(lambda: response.read(256 * 1_024), b""))
     connection.close()
     return counted
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ["PLAINTEXT", "HTTP"]),
+        ({"kafka.advertised_listeners": "PLAINTEXT://broker-1.example:0"}, ["PLAINTEXT"]),
+        ({"kafka.advertised_listeners": "PLAINTEXT://broker-1.example:0", "http.advertised": "broker-1.example:80"}, ["PLAINTEXT", "HTTP"]),
+        ({"http.log_api": "off"}, []),
+    ],
+)
+def test_a_broker_registers_the_address_of_its_api_where_others_can_reach_it(
+    settings: dict[str, str], expected: list[str], tmp_path: Path
+) -> None:
+    with serving(tmp_path, settings={"http.listen": f"{HOST}:{free_port()}"} | settings) as served:
+        told = json.loads(get(served.http_port, "/api/v1/brokers")[1])
+
+    assert [one["name"] for broker in told.get("brokers", []) for one in broker["listeners"]] == expected

@@ -54,6 +54,7 @@ class Produce:
         self._topics = topics
         self._partitions = partitions
         self._appender = appender
+        self._losses = appender.losses
         self._recompression = recompression
         self._clock = clock
         self._reads_records = reads_records
@@ -64,7 +65,7 @@ class Produce:
     @property
     def losses(self) -> int:
         """For `start`, of a request that arrives now and is started later."""
-        return self._appender.losses
+        return self._losses.count
 
     def find_topics(self, request: ProduceRequest) -> dict[str, Topic] | None:
         """The topics of the request if all of them, with the partitions named, are cached."""
@@ -148,7 +149,7 @@ class Produce:
             return
         now_ms = self._clock.now_ms()
         under_way = ProduceUnderWay(request, now_ms, self._topics, done)
-        append = Append(source, under_way.finish, [], 0, self._appender.losses if arrived is None else arrived)
+        append = Append(source, under_way.finish, [], 0, self._losses.count if arrived is None else arrived)
         results, append_ms = under_way.results, under_way.append_ms
         batches: list[tuple[PartitionId, Batch]] = []
         lines = self._recompression.lines

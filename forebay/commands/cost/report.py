@@ -38,7 +38,7 @@ _decoder: Final = msgspec.json.Decoder(_Answer)
 
 @dataclass(frozen=True, slots=True)
 class CostReport:
-    """Dollars and counts of `since_s`. `storage_dollars` is None where no compactor has told what is stored."""
+    """Dollars and counts of `since_s`. `storage_dollars` is None where no compactor has said what is stored."""
 
     since_s: float
     dollars_by_cause: Mapping[str, float]

@@ -243,7 +243,8 @@ async def test_a_topic_whose_ends_cannot_be_read_has_no_lag_rather_than_a_wrong_
         assert one.seconds == {}
 
 
-async def test_a_sample_that_fails_leaves_the_one_before_it_and_its_age_says_so() -> None:
+@pytest.mark.parametrize("failure", [Unavailable("away"), KeyError("a bug")])
+async def test_a_sample_that_fails_leaves_the_one_before_it_and_its_age_says_so(failure: Exception) -> None:
     async with lagging() as one:
         partition = (await topic_of(one.node)).partition(0)
         one.log.ends = {partition: (0, 9)}
@@ -251,7 +252,7 @@ async def test_a_sample_that_fails_leaves_the_one_before_it_and_its_age_says_so(
         await one.sample()
 
         async def fails(_partitions: Sequence[PartitionId]) -> list[LogBounds | StorageError]:
-            raise Unavailable("away")
+            raise failure
 
         one.log.read = fails  # type: ignore[method-assign, assignment]
         await one.sample()

@@ -1,5 +1,7 @@
 """Assignments as Kafka's embedded consumer protocol has them."""
 
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,3 +82,16 @@ def test_bytes_that_are_no_assignment_are_refused_with_one_kind_of_error(data: b
 def test_a_subscription_is_read_as_it_was_written_and_a_member_that_says_nonsense_wants_nothing() -> None:
     assert subscriber_of("m", "i", subscription_bytes({"b", "a"})) == Subscriber("m", "i", frozenset({"a", "b"}))
     assert subscriber_of("m", None, b"\x00").topics == frozenset()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack(">hih", 0, 2**31 - 1, -2) + bytes(26),
+        struct.pack(">hi", 0, 10**6) + bytes(28),
+        struct.pack(">hih", 0, 1, 5) + b"orders" + struct.pack(">i", 2**30),
+    ],
+)
+def test_an_assignment_that_claims_more_than_it_has_is_refused_at_once(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"assignment|topics|bytes"):
+        read_assignment(data)

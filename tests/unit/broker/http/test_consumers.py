@@ -255,10 +255,12 @@ async def test_a_consumer_that_cannot_be_is_refused_with_its_cause(http: Http, d
     assert said in answer["error"]
 
 
-@pytest.mark.parametrize("http_port", [0, 8170])
-async def test_a_client_of_a_group_that_another_broker_coordinates_is_sent_there_if_that_has_an_address(http_port: int) -> None:
+@pytest.mark.parametrize(("own_port", "http_port"), [(0, 0), (0, 8170), (8171, 8170), (8170, 8170)])
+async def test_a_client_of_a_group_that_another_broker_coordinates_is_sent_there_if_that_has_an_address_of_its_own(
+    own_port: int, http_port: int
+) -> None:
     async with running_cluster() as cluster:
-        first, second = await cluster.join(), await cluster.join(http_port=http_port)
+        first, second = await cluster.join(http_port=own_port), await cluster.join(http_port=http_port)
         holders = await first.broker.http.parts.groups.slots.holders([f"a b/{number}" for number in range(50)])
         path = f"/groups/{quote(next(group for group, holder in holders.items() if holder == second.broker_id), safe='')}/consumers"
         async with http_of(first) as http:
@@ -266,7 +268,7 @@ async def test_a_client_of_a_group_that_another_broker_coordinates_is_sent_there
             async with http.session.post(URL(path, encoded=True), allow_redirects=False, **given) as response:
                 status, answer, location = response.status, await response.json(), response.headers.get("Location")
 
-    if http_port:
+    if http_port != own_port:
         assert (status, location) == (307, f"http://127.0.0.1:{http_port}{path}")
     else:
         assert (status, answer["error_type"]) == (503, "CoordinatorNotAvailable")
@@ -290,3 +292,69 @@ async def test_a_broker_that_drains_takes_its_consumers_out_of_their_groups_firs
 
     assert loaded is not None
     assert loaded.group.members == {}
+
+
+async def test_a_lost_answer_is_not_committed_while_the_group_settles(http: Http) -> None:
+    await make(http, "orders", 2)
+    await http.produced("orders", 0, ["a", "b"])
+    first = await joined(http)
+    assert await first.values(2) == ["a", "b"]  # this answer is taken to be lost
+    lost = first.last_poll
+    second = await joined(http)
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            await second.poll(max_wait_ms=0)
+            status, answer = await http.post(f"{first.url}/poll", {"max_wait_ms": 0, "last_poll": lost - 1})
+            if status == 200 and answer["generation"] < 0:
+                break
+            if status == 200 and values_of(answer) == ["a", "b"]:
+                lost = answer["poll"]
+    await first.commit(poll=answer["poll"])
+
+    assert await committed(http, "g", "orders") == {}
+
+
+async def test_a_first_answer_from_the_end_that_got_lost_comes_again(http: Http) -> None:
+    await http.produced("orders", 0, ["before"])
+    given: Any = {"from": "end"}
+    consumer = await joined(http, **given)
+    await consumer.settled(1)
+    had = consumer.last_poll
+    await http.produced("orders", 0, ["x", "y"])
+    assert await consumer.values(2) == ["x", "y"]
+    again = await consumer.poll(last_poll=consumer.last_poll - 1)
+
+    assert values_of(again) == ["x", "y"]
+    assert had < again["poll"]
+
+
+async def test_more_partitions_than_one_poll_reads_are_all_read_in_turn_and_committed() -> None:
+    async with running_cluster() as cluster:
+        member = await cluster.join()
+        async with http_of(member, limits=HttpLimits(LOCAL, partitions_max=2)) as http:
+            await make(http, "orders", 6)
+            for partition in range(6):
+                await http.produced("orders", partition, [str(partition)])
+            consumer = await joined(http)
+            assert sorted(await consumer.values(6)) == ["0", "1", "2", "3", "4", "5"]
+            status, answer = await consumer.commit()
+
+    assert (status, answer["success_count"]) == (200, 6)
+
+
+async def test_offsets_of_partitions_that_are_not_the_consumer_s_are_refused(http: Http) -> None:
+    await http.produced("orders", 0, ["a"])
+    consumer = await joined(http)
+    await consumer.values(1)
+    status, answer = await consumer.commit(offsets=[{"topic": "orders", "partition": 7, "offset": 1}])
+
+    assert (status, answer["error_type"]) == (400, "InvalidRequest")
+    assert "orders-7 is not assigned" in answer["error"]
+
+
+async def test_reading_alone_moves_no_group(http: Http) -> None:
+    await http.produced("orders", 0, ["a"])
+    async with http_of(http.member, log_api="read") as reading:
+        status, answer = await reading.post("/groups/g/offsets", {"offsets": [{"topic": "orders", "partition": 0, "offset": 1}]})
+
+    assert (status, answer["error_type"]) == (403, "NotAuthorized")

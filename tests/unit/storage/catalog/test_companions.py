@@ -10,7 +10,7 @@ from storage.catalog.companions import RETURN_GRACE_S, Companions
 @dataclass(frozen=True)
 class Broker:
     broker_id: int
-    listeners: tuple[str, ...]
+    kafka_listeners: tuple[str, ...]
 
 
 def brokers(*numbers: int) -> list[Broker]:

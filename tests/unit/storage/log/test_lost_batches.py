@@ -140,17 +140,21 @@ async def test_a_flush_that_waits_for_a_place_holds_nothing_once_it_is_answered(
 
 async def lose(broker: Rig, *, partition: PartitionId = PARTITION, source: object = None) -> None:
     """Have a batch that cannot be stored."""
-    broker.objects.puts_fail = Unavailable("503")
-    assert isinstance((await broker.send(batch_bytes(1), partition=partition, source=source))[0], Unavailable)
-    broker.objects.puts_fail = None
+    gate = broker.objects.gate = asyncio.Event()
+    lost = broker.send(batch_bytes(1), partition=partition, source=source)
+    while not broker.parts.appender._in_flight._commits:  # noqa: ASYNC110 - it is sealed by a timer
+        await asyncio.sleep(0)
+    give_up_the_oldest(broker)
+    gate.set()
+    assert isinstance((await lost)[0], Unavailable)
 
 
 async def test_what_arrived_behind_a_batch_and_was_looked_up_while_that_was_lost_is_refused_with_it() -> None:
     async with rig() as broker:
-        arrived = broker.parts.appender.losses
+        arrived = broker.parts.appender.losses.count
         await lose(broker)
         behind = await broker.send(batch_bytes(1), arrived=arrived)
-        retry = await broker.send(batch_bytes(1), arrived=broker.parts.appender.losses)
+        retry = await broker.send(batch_bytes(1), arrived=broker.parts.appender.losses.count)
 
     assert isinstance(behind[0], Unavailable), "else it were before the retry of the first"
     assert retry == [Appended(0, 0)]
@@ -158,7 +162,7 @@ async def test_what_arrived_behind_a_batch_and_was_looked_up_while_that_was_lost
 
 async def test_what_others_have_lost_meanwhile_is_not_held_against_a_batch() -> None:
     async with rig() as broker:
-        arrived = broker.parts.appender.losses
+        arrived = broker.parts.appender.losses.count
         await lose(broker, source=object())
 
         assert await broker.send(batch_bytes(1), arrived=arrived) == [Appended(0, 0)]

@@ -26,10 +26,11 @@ from broker.protocol.produce import (
 from broker.protocol.wire import uvarint
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
-from storage.errors import Unavailable
+from storage.errors import StorageError
 from tests.kit.record_batches import record_batch
 from tests.unit.broker.handlers.logged import Node, node
 from tests.unit.broker.test_dispatch import answer, desk, fetched, produced
+from tests.unit.storage.log.test_lost_batches import give_up_the_oldest
 
 MANY = 3 * PARTITIONS_PER_STEP + 7
 PRODUCE = 0
@@ -242,7 +243,7 @@ async def test_what_is_looked_up_while_an_earlier_batch_of_its_connection_is_los
 ) -> None:
     """Else it were in the log before the retry of what its producer had sent first."""
     async with desk() as made, Nursery() as nursery:
-        await made.node.create("t")
+        topic = await made.node.create("t")
         looking, found = asyncio.Event(), asyncio.Event()
         look_up = made.node.produce.lookup_topics
 
@@ -268,13 +269,17 @@ async def test_what_is_looked_up_while_an_earlier_batch_of_its_connection_is_los
         nursery.spawn(send(), name="send")
         await looking.wait()
         monkeypatch.setattr(made.node.produce, "lookup_topics", look_up)
-        made.node.log.objects.puts_fail = Unavailable("503")
-        (lost,) = await made.node.send(("t", 0, record_batch()), source=made.client)
-        made.node.log.objects.puts_fail = None
+        gate = made.node.log.objects.gate = asyncio.Event()
+        sending = made.node.log.send(bytearray(record_batch()), partition=topic.partition(0), source=made.client)
+        while not made.node.log.parts.appender._in_flight._commits:  # noqa: ASYNC110 - it is sealed by a timer
+            await asyncio.sleep(0)
+        give_up_the_oldest(made.node.log)
+        gate.set()
+        (lost,) = await sending
         found.set()
         async with asyncio.timeout(30):
             reply = await answered
 
-    assert lost.error_code == ErrorCode.kafka_storage_error
+    assert isinstance(lost, StorageError)
     code = reply if is_wide else answer(reply, 0, 9).responses[0].partition_responses[0].error_code
     assert code == ErrorCode.kafka_storage_error
