@@ -258,6 +258,8 @@ class Collector:
             if self._footprint is not None and prefix not in self._after:
                 self._footprint.begin(KIND_NAMES[prefix])
             listed = await self._next(prefix, min(left, self._policy.batch_max))
+            if self._footprint is not None:
+                self._footprint.add(KIND_NAMES[prefix], listed.stats)
             is_end = listed.is_end
             left -= len(listed.stats)
             report.looked_at += len(listed.stats)
@@ -267,7 +269,7 @@ class Collector:
             if is_wal:
                 self._remember(candidates, besides=batches[-1])
             if self._footprint is not None:
-                self._footprint.add(KIND_NAMES[prefix], listed.stats, unreferenced=[one.size_bytes for one in batches[-1]])
+                self._footprint.add_unreferenced(KIND_NAMES[prefix], [one.size_bytes for one in batches[-1]])
                 if is_end:
                     self._footprint.end(KIND_NAMES[prefix])
             if not dry_run:

@@ -60,15 +60,17 @@ class Footprint:
         """A list begins at its first object."""
         self._under_way[kind], self._began_s[kind] = StoredObjects(), self._clock.monotonic_s()
 
-    def add(self, kind: str, listed: Sequence[ObjectStat], *, unreferenced: Sequence[int]) -> None:
-        """A part of the list, and the sizes of those objects in it that nothing seems to refer to."""
-        held = self._under_way.get(kind)
-        if held is None:
-            return
-        held.objects += len(listed)
-        held.size_bytes += sum(stat.size_bytes for stat in listed)
-        held.unreferenced_objects += len(unreferenced)
-        held.unreferenced_bytes += sum(unreferenced)
+    def add(self, kind: str, listed: Sequence[ObjectStat]) -> None:
+        """A part of the list."""
+        if (held := self._under_way.get(kind)) is not None:
+            held.objects += len(listed)
+            held.size_bytes += sum(stat.size_bytes for stat in listed)
+
+    def add_unreferenced(self, kind: str, sizes: Sequence[int]) -> None:
+        """Objects of the part that was added last to which nothing seems to refer, by their sizes."""
+        if (held := self._under_way.get(kind)) is not None:
+            held.unreferenced_objects += len(sizes)
+            held.unreferenced_bytes += sum(sizes)
 
     def end(self, kind: str) -> None:
         """The list is whole, if it was begun here."""

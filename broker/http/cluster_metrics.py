@@ -33,6 +33,8 @@ from storage.vocabulary import PartitionId
 
 CLUSTER_METRICS_PATH: Final = "/metrics/cluster"
 KEPT_S: Final = 30.0
+FAILURE_KEPT_S: Final = 5.0
+"""Scrapes that gave up while the store was silent do not each begin another read."""
 READ_WITHIN_S: Final = 60.0
 ENDS_AT_ONCE: Final = 250
 PARTITIONS_SHOWN_MAX: Final = 20_000
@@ -76,17 +78,22 @@ class ClusterMetrics:
         self._blocking = blocking
         self._one_at_a_time = asyncio.Lock()
         self._page = b""
-        self._read_s = float("-inf")
+        self._read_s = self._failed_s = float("-inf")
+        self._failure: dict[str, str] = {}
 
     async def page(self, _: web.Request) -> web.StreamResponse:
         async with self._one_at_a_time:
-            if self._parts.clock.monotonic_s() - self._read_s >= KEPT_S:
+            now_s = self._parts.clock.monotonic_s()
+            if now_s - self._failed_s < FAILURE_KEPT_S:
+                return json_response(503, self._failure)
+            if now_s - self._read_s >= KEPT_S:
                 try:
                     async with asyncio.timeout(READ_WITHIN_S):
                         found = await self._read()
                 except (StorageError, TimeoutError) as error:
                     _log.warning("cluster_metrics_not_read", cause=repr(error))
                     told = {"error_type": "StorageUnavailable", "error": f"the cluster could not be read: {error!r}"[:SAID_CHARS_MAX]}
+                    self._failure, self._failed_s = told, self._parts.clock.monotonic_s()
                     return json_response(503, told)
                 self._page = await self._blocking.run(lambda: generate_latest(_Page(families_of(found, by_partition=self._by_partition))))
                 self._read_s = self._parts.clock.monotonic_s()

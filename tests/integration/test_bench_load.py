@@ -53,6 +53,8 @@ def test_the_short_form_reconciles_three_brokers_of_which_one_is_killed(tmp_path
     assert read_scenario(folder / "scenario.yaml") == read_scenario(SCENARIO).shortened()
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_producers_by_http_are_reconciled_too_while_brokers_roll(tmp_path: Path) -> None:
     verdict = run(
         tmp_path,
@@ -66,6 +68,8 @@ def test_producers_by_http_are_reconciled_too_while_brokers_roll(tmp_path: Path)
     assert (verdict.intent, verdict.acked, verdict.stored, verdict.consumed) == (6_000, 6_000, 6_000, {"g": 6_000})
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_paused_broker_and_one_that_is_added_lose_nothing(tmp_path: Path) -> None:
     verdict = run(
         tmp_path,
@@ -111,6 +115,8 @@ def test_a_broker_that_acknowledges_before_its_cas_is_found_out_by_partition_and
     assert any("partition" in line and " offset" in line and "were acknowledged, and are not stored" in line for line in verdict.faults)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_broker_that_tells_wrong_offsets_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WRONG_BROKER", "tells_offsets_that_are_too_large")
 
@@ -121,6 +127,7 @@ def test_a_broker_that_tells_wrong_offsets_is_found_out(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_coordinator_that_keeps_no_commit_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WRONG_BROKER", "keeps_no_commit_of_a_group")
 

@@ -10,6 +10,7 @@ from broker.groups.errors import GroupError
 from broker.http.cluster_metrics import GROUP_OFFSETS_SHOWN_MAX, PARTITIONS_SHOWN_MAX, ClusterRead, GroupRead, PartitionRead, families_of
 from storage.catalog.groups import GroupHead
 from storage.catalog.topics import Topic
+from storage.errors import Unavailable
 from storage.log.bounds import LogBounds
 from storage.vocabulary import TopicId
 from tests.kit.clustering import Member, running_cluster
@@ -95,6 +96,20 @@ async def test_a_page_is_kept_for_half_a_minute(http: Http) -> None:
     await http.produced("orders", 0, ["b"])
 
     assert await page(http) == before
+
+
+async def test_while_nothing_can_be_read_scrapes_are_refused_by_one_read(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    async def away() -> list[Topic]:
+        asked.append(1)
+        raise Unavailable("away")
+
+    monkeypatch.setattr(http.member.broker.http.parts.topics, "all", away)
+    for _ in range(5):
+        status, answer = await http.get("/metrics/cluster")
+        assert (status, answer["error_type"]) == (503, "StorageUnavailable")
+    assert asked == [1]
 
 
 async def test_members_are_counted_as_the_group_is_stored(http: Http) -> None:
