@@ -160,8 +160,11 @@ async def test_every_request_is_a_line_of_the_server_s_access_log(client: str, t
 
             run = run_of(series_of(kept))
             await equal(lambda: by_meter(series_of(kept), "request", "key", "answer"), lambda: by_log(logged_requests(access_log))[run])
-            assert {cause for (cause,) in by_meter(series_of(kept), "cause")} >= {"start", "flush", "fetch", "marker"}
-            assert "check" not in {cause for (cause,) in by_meter(series_of(kept), "cause")}
+            of_kept = {cause for (cause,) in by_meter(series_of(kept), "cause")}
+            assert of_kept >= {"start", "fetch", "marker"}
+            assert "check" not in of_kept
+            # A client that has asked one broker for metadata may go on with the other.
+            assert "flush" in of_kept | {cause for (cause,) in by_meter(last_sample, "cause")}
 
         logged = by_log(logged_requests(access_log))
         assert without_lost(compacted) == without_lost(logged[of_compactor])

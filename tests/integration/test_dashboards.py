@@ -182,6 +182,13 @@ async def test_every_expression_has_a_value_under_load_and_a_killed_broker_is_an
             await asyncio.to_thread(watched, tmp_path, {**SETTINGS, **stores})
 
 
+def reported(prometheus: PrometheusServer) -> dict[str, Any]:
+    ended = CliRunner().invoke(application, ["cost", "report", "--prometheus", prometheus.url, "--since", "1m", "-o", "json"])
+    assert ended.exit_code == 0, ended.output
+    told: dict[str, Any] = json.loads(ended.stdout)
+    return told
+
+
 def watched(folder: Path, settings: Mapping[str, str]) -> None:
     with contextlib.ExitStack() as closing:
         upkeep = [{"compactor.run": "true"}, {}, {}]
@@ -200,9 +207,9 @@ def watched(folder: Path, settings: Mapping[str, str]) -> None:
             wanted = expressions()
             later = {name: wanted.pop(name) for name in list(wanted) if name.startswith(AFTER_A_TAKEOVER)}
             until_all_have_values(prometheus, wanted)
-            reported = CliRunner().invoke(application, ["cost", "report", "--prometheus", prometheus.url, "--since", "1m", "-o", "json"])
-            assert reported.exit_code == 0, reported.output
-            bill = json.loads(reported.stdout)
+            # A series that has just appeared is not at one of the moments yet whose mean is taken.
+            until(lambda: reported(prometheus)["storage_dollars"] is not None, "what is stored, in a report")
+            bill = reported(prometheus)
             pages = [get(broker.http_port, "/metrics")[1].decode() for broker in brokers]
             pages.append(get(int(compactor.rpartition(":")[2]), "/metrics")[1].decode())
             [coordinator] = [broker for broker in brokers if any(event.get("group") == GROUP for event in broker.events())]

@@ -14,7 +14,8 @@ from forebay.kafka_client.tables import align
 from process.cost.prices import GIB, MONTH_S
 
 ANSWER_BYTES_MAX: Final = 4 * 2**20
-STORAGE_STEP: Final = "5m"
+STORAGE_STEP_S: Final = 300
+"""Between the values whose mean storage costs; in a short time there are ten."""
 
 
 class _Result(msgspec.Struct):
@@ -75,7 +76,8 @@ def ask_prometheus(url: str, *, since_s: float, cluster: str | None, within_s: f
             "forebay generate prometheus), or name a --cluster that it has.",
             exit_code=EXIT_UNREACHABLE,
         )
-    stored = ask(f"avg_over_time(max(forebay_cost_storage_dollars_per_month{{{of}}})[{since_s:.0f}s:{STORAGE_STEP}])").get("")
+    step_s = max(1, min(STORAGE_STEP_S, int(since_s) // 10))
+    stored = ask(f"avg_over_time(max(forebay_cost_storage_dollars_per_month{{{of}}})[{since_s:.0f}s:{step_s}s])").get("")
     return CostReport(
         since_s=since_s,
         dollars_by_cause=dict(sorted(causes.items(), key=lambda item: -item[1])),

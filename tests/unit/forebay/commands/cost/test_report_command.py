@@ -17,7 +17,7 @@ ANSWERS: Mapping[str, list[tuple[dict[str, str], str]]] = {
     "sum by (request) (increase(forebay_s3_requests_total{}[86400s]))": [({"request": "put"}, "600000.4"), ({"request": "head"}, "0")],
     'sum(increase(forebay_topic_bytes_total{direction="in"}[86400s]))': [({}, str(2 * GIB))],
     'sum(increase(forebay_topic_bytes_total{direction="out"}[86400s]))': [({}, str(4 * GIB))],
-    "avg_over_time(max(forebay_cost_storage_dollars_per_month{})[86400s:5m])": [({}, "30.4166667")],
+    "avg_over_time(max(forebay_cost_storage_dollars_per_month{})[86400s:300s])": [({}, "30.4166667")],
 }
 
 
