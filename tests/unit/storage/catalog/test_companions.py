@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from storage.catalog.brokers import BrokerRecord, Endpoint
 from storage.catalog.companions import RETURN_GRACE_S, Companions
 
 
@@ -144,3 +145,25 @@ def test_a_place_is_listed_once_though_it_has_another_id_now() -> None:
     renamed = [Broker(1, ("host-1",)), Broker(7, ("host-2",))]
 
     assert listing.companions.missing(renamed, now_s=listing.now_s) == []
+
+
+def test_brokers_whose_http_addresses_are_alike_are_told_apart() -> None:
+    """Each is at port 8070 of its own machine."""
+    records = [
+        BrokerRecord(
+            broker_id=number,
+            listeners=(Endpoint("PLAINTEXT", f"host-{number}", 9092), Endpoint("HTTP", "127.0.0.1", 8070)),
+            rack=None,
+            version="1",
+            started_at_ms=0,
+            session_id=number,
+        )
+        for number in (1, 2, 3)
+    ]
+    companions: Companions[BrokerRecord] = Companions()
+    companions.returned(now_s=100.0)
+    companions.note(records, is_registered=True, now_s=200.0)
+    companions.note(records[:1], is_registered=False, now_s=201.0)
+    companions.returned(now_s=202.0)
+
+    assert [one.broker_id for one in companions.missing(records[:1], now_s=202.5)] == [2, 3]
