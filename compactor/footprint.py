@@ -1,4 +1,4 @@
-"""What the object store holds, summed from the lists of the collector: nothing is listed for it.
+"""Sums what the object store holds from the lists that the collector makes anyway.
 
 A list takes several cycles where there is much to list, so a figure is that of the last whole one. The collector looks at objects that are
 old enough to be judged (`compactor.delete_grace`), so what was put since then is not in it.

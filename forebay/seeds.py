@@ -54,7 +54,7 @@ FEATURES: Final = (
     SeedFeature(LOG, "produce by HTTP", "POST /produce"),
     SeedFeature(LOG, "consume by HTTP", "POST /consume"),
     SeedFeature(LOG, "health", "GET /health"),
-    SeedFeature(LOG, "index key and object of an append", "broker/http/explain.py"),
+    SeedFeature(LOG, "index key and object of an append", "storage/log/index.py"),
     SeedFeature(LOG, "metrics as JSON", "GET /metrics.json"),
     SeedFeature(LOG, "metrics for Prometheus", "GET /metrics"),
     SeedFeature(LOG, "the bill as it runs up", "forebay cost now"),

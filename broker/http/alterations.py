@@ -1,4 +1,4 @@
-"""What operators change by HTTP: topics and groups, behind `http.allow_writes`. Kafka's handlers do it, so it is audited as theirs is."""
+"""Changes of topics and groups by HTTP, behind `http.allow_writes`. Kafka's handlers make them, and the audit log has them like others."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final

@@ -1,6 +1,6 @@
 """Kafka's embedded consumer protocol, and the two assignors of a member that may lead its group: range and roundrobin. Pure.
 
-Who leads assigns for all members, so those of other clients read what is written here (version 0, which all know).
+The leader assigns for all members. Clients of every kind read its assignment, so it is written in version 0, which all know.
 """
 
 import struct

@@ -13,10 +13,9 @@ from broker.handlers.log.list_offsets import SEARCH_PATIENCE_S
 from broker.handling.errors import error_code_of
 from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
 from broker.http.errors import invalid, is_retriable, text_of, type_of
-from broker.http.explain import Placed, check_explained, explained
 from broker.http.guard import NDJSON, Asked, HttpLimits, one_of_each
 from broker.http.parts import HttpParts
-from broker.http.produce import RECORDS, Count, TopicName
+from broker.http.produce import RECORDS, Count, Placed, TopicName, check_explained, explained
 from broker.http.records import BYTES_PER_STEP, NotByHttp, ReadRecord, WantedRecords, cut, read_in_steps
 from broker.protocol.fetch import FetchedPartition, FetchPartition, FetchRequest
 from broker.responses import Room

@@ -315,7 +315,9 @@ class HttpConsumers:
         return known[0]
 
     async def check_here(self, asked: Asked, group: str) -> None:
-        """Raise `HttpError` if another broker coordinates the group, or nobody does now."""
+        """Raise `HttpError` if another broker coordinates the group, or nobody does now; and for a name that no URL can have."""
+        if group in (".", ".."):
+            raise invalid("a group of this name has no URL: clients take it for a folder")
         try:
             await self._parts.parts.groups.find(group)
         except Closed as closed:

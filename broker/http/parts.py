@@ -35,6 +35,6 @@ class HttpParts:
     nursery: Nursery
     locate: Callable[[PartitionId, int], Awaitable[EntryPlace]]
     objects_uri: str
-    """What the keys of objects follow: a URL that ends in a slash, without secrets."""
+    """The URL of the object store, without secrets, up to the slash before an object's key."""
     before_drain: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     """Called when the broker begins to drain, while it still coordinates."""

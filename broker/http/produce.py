@@ -7,18 +7,18 @@ records again, to any broker; what is there already is not written again, and th
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
 from kio.schema.errors import ErrorCode
+from msgspec import UNSET, UnsetType
 
 from broker.handlers.log.wide_produce import BegunProduce
 from broker.handling.administration import By
 from broker.handling.auto_creation import create_missing
 from broker.handling.errors import error_code_of
 from broker.http.errors import invalid, is_retriable, text_of, type_of
-from broker.http.explain import Placed, check_explained, explained
 from broker.http.guard import NDJSON, Asked, HttpLimits, ReceivedBody, json_response, one_of_each
 from broker.http.parts import HttpParts
 from broker.http.records import (
@@ -53,6 +53,10 @@ TIMEOUT_MAX_MS: Final = 60_000
 COMPRESSED_AT_ONCE_BYTES: Final = 64 * KIB
 """What is more is compressed in a thread."""
 ACKS_ALL: Final = -1
+EXPLAINED_MAX: Final = 10
+INLINE: Final = "inline"
+
+P = TypeVar("P", bound="Placed")
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=SEQUENCE_MAX)]
 
@@ -63,6 +67,17 @@ class HttpProducer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 TopicName = Annotated[str, msgspec.Meta(max_length=249)]
+
+
+class Placed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """With `explain`: the record of the metadata store that names the batches, the object that holds them ("inline": that record itself),
+    and where in it. Compaction may move them at any time.
+    """
+
+    index_key: str | UnsetType = UNSET
+    object_uri: str | UnsetType = UNSET
+    byte_offset: int | UnsetType = UNSET
+    byte_length: int | UnsetType = UNSET
 
 
 class PartitionToProduce(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -321,4 +336,25 @@ def failed_partition(result: PartitionResult, *, is_sequenced: bool) -> FailedPa
         retriable=is_retriable(code, is_sequenced=is_sequenced),
         error=result.error_message or text_of(code),
         record_errors=tuple(RecordError(index, message or "") for index, message in result.record_errors),
+    )
+
+
+def check_explained(partitions: Sequence[object]) -> None:
+    """Raise `HttpError` for more than are explained at a time."""
+    if len(partitions) > EXPLAINED_MAX:
+        raise invalid(f"explain: at most {EXPLAINED_MAX} partitions are explained at a time, and these are {len(partitions)}")
+
+
+async def explained(parts: HttpParts, result: P, topic: str, partition: int, offset: int) -> P:
+    """The result with its place, which costs a read of the control record; as it was if that cannot be read."""
+    try:
+        found = (await parts.parts.topics.lookup([topic])).get(topic)
+        if found is None:
+            return result
+        place = await parts.locate(found.partition(partition), offset)
+    except StorageError:
+        return result
+    uri = INLINE if place.object_key is None else f"{parts.objects_uri}{place.object_key}"
+    return msgspec.structs.replace(
+        result, index_key=place.index_key, object_uri=uri, byte_offset=place.byte_offset, byte_length=place.byte_length
     )

@@ -107,7 +107,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class ClientLink:
-    """What the process that started this one says. When it is gone, this one ends at once."""
+    """Hears the process that started this one, and ends this one at once when that is gone."""
 
     def __init__(self, source: FileIO, *, until: int = 0) -> None:
         self.until = until
@@ -225,7 +225,7 @@ class Outlet(Protocol):
     def poll(self, seconds: float) -> None: ...
 
     def give_up(self) -> None:
-        """What is open is unknown from now on."""
+        """Take the outcome of all open records for unknown."""
 
 
 class KafkaOutlet:

@@ -1,4 +1,4 @@
-"""What clients meant, heard and read, beside what the log has: one verdict. Pure.
+"""Compares what clients sent, heard and read with the log, and gives one verdict. Pure.
 
 A producer numbers its records of a partition from 0, and each record carries that number. So all that is known is ranges: of numbers that
 were handed over, of numbers that were acknowledged, of offsets that an independent reader found. Memory grows with batches, not records.

@@ -358,3 +358,22 @@ async def test_reading_alone_moves_no_group(http: Http) -> None:
         status, answer = await reading.post("/groups/g/offsets", {"offsets": [{"topic": "orders", "partition": 0, "offset": 1}]})
 
     assert (status, answer["error_type"]) == (403, "NotAuthorized")
+
+
+async def test_a_static_member_that_is_started_again_gets_what_was_added_meanwhile(http: Http) -> None:
+    await make(http, "orders", 1)
+    await make(http, "other", 1)
+    before = await joined(http, instance_id="i")
+    await before.settled(1)
+    parts = http.member.broker.http.parts
+    await parts.topics.add_partitions((await parts.topics.lookup(["orders"]))["orders"], 2)
+    again = await joined(http, topics=("orders", "other"), instance_id="i")
+
+    assert len((await again.settled(3))["assigned"]) == 3
+
+
+async def test_a_group_whose_name_no_url_can_have_is_refused(http: Http) -> None:
+    async with http.session.post(
+        URL("/groups/%2E%2E/consumers", encoded=True), data=b'{"topics":["t"]}', headers={"content-type": "application/json"}
+    ) as response:
+        assert (response.status, (await response.json())["error_type"]) == (400, "InvalidRequest")

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from broker.http.explain import EXPLAINED_MAX
-from broker.http.produce import next_sequence
+from broker.http.produce import EXPLAINED_MAX, next_sequence
 from tests.kit.clustering import running_cluster
 from tests.kit.http_asking import Http, http_of
 
