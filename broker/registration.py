@@ -7,13 +7,13 @@ Without a registration a broker goes on serving: every commit is a CAS, and what
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import structlog
 
 from runtime.telemetry import Metric, Telemetry
-from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
+from storage.catalog.brokers import ALL_ROLES, BrokerDirectory, Endpoint, Registration, Role
 from storage.errors import AlreadyExists, IncompatibleFormat, StorageError
 from storage.log.writers import BrokerEpoch
 
@@ -42,6 +42,7 @@ class RegisteredLife:
         version: str,
         fixed_id: int | None,
         telemetry: Telemetry,
+        roles: Collection[Role] = ALL_ROLES,
         on_change: Callable[[str | None], None] = _ignore,
     ) -> None:
         """`fixed_id`: the id the operator gave; without one it is assigned, and assigned anew if somebody has it after a loss.
@@ -53,6 +54,7 @@ class RegisteredLife:
         self._rack = rack
         self._version = version
         self._fixed_id = fixed_id
+        self._roles = frozenset(roles)
         self._sessions_lost = telemetry.counter(SESSIONS_LOST)
         self._on_change = on_change
         self._epoch: BrokerEpoch | None = None
@@ -127,7 +129,12 @@ class RegisteredLife:
 
     async def _register(self, broker_id: int | None) -> Registration:
         return await self._directory.register(
-            listeners=self._listeners, rack=self._rack, version=self._version, broker_id=broker_id, on_registered=self._renew
+            listeners=self._listeners,
+            rack=self._rack,
+            version=self._version,
+            broker_id=broker_id,
+            roles=self._roles,
+            on_registered=self._renew,
         )
 
     def _renew(self, registration: Registration) -> None:

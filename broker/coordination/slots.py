@@ -1,7 +1,8 @@
 """Which broker coordinates a slot: claims that go with a broker's registration (docs/design/coordination.md#slots).
 
-A slot is claimed by its rendezvous winner when it is first asked for, so a cluster without groups has no claims; and given up when another
-broker has become the winner. The claim of a dead broker is replaced by the winner among the live ones (ADR 0011).
+A slot is claimed by its rendezvous winner among the brokers of the role `groups` when it is first asked for, so a cluster without groups
+has no claims; and given up when another broker has become the winner.
+The claim of a dead broker is replaced by the winner among the live ones (ADR 0011).
 A claim says where to ask. That nobody writes over its successor is the business of versions (offsets.py).
 """
 
@@ -13,7 +14,7 @@ import structlog
 
 from broker.coordination.rendezvous import COORDINATOR_SLOTS, Candidate, slot_of, winner_of
 from runtime.turns import Turns
-from storage.catalog.brokers import BrokerDirectory, BrokerRecord
+from storage.catalog.brokers import BrokerDirectory, BrokerRecord, Role, able
 from storage.catalog.groups import ClaimRecord, decode_claim
 from storage.catalog.records import encode, write_one
 from storage.metadata import keys
@@ -201,7 +202,7 @@ class Slots:
         """The slots that this broker holds, or is the winner of while nobody does. Raises `StorageError`."""
         records = await self._metadata.get_many([keys.coordinator(slot) for slot in range(COORDINATOR_SLOTS)])
         # For housekeeping, which costs no connection.
-        standing = [Candidate(record.broker_id, record.rack) for record in await self._neighbours.standing()]
+        standing = [Candidate(record.broker_id, record.rack) for record in able(await self._neighbours.standing(), Role.GROUPS)]
         holders = [winner_of(slot, standing) if record is None else decode_claim(record).broker_id for slot, record in enumerate(records)]
         return [slot for slot, holder in enumerate(holders) if holder == self.own_id]
 
@@ -213,7 +214,8 @@ class Slots:
         """Among those alive. Raises `StorageError`."""
         standing = {record.broker_id: record for record in await self._neighbours.meet()}
         while True:
-            winner = winner_of(slot, [Candidate(record.broker_id, record.rack) for record in standing.values()])
+            candidates = able(list(standing.values()), Role.GROUPS)
+            winner = winner_of(slot, [Candidate(record.broker_id, record.rack) for record in candidates])
             if winner in (None, self.own_id) or await self._neighbours.stands(standing[winner].session_id):
                 return winner
             del standing[winner]

@@ -16,13 +16,14 @@ from broker.http.errors import invalid, is_retriable, text_of, type_of
 from broker.http.guard import NDJSON, Asked, HttpLimits, one_of_each
 from broker.http.parts import HttpParts
 from broker.http.produce import RECORDS, Count, Placed, TopicName, check_explained, explained
-from broker.http.records import BYTES_PER_STEP, NotByHttp, ReadRecord, WantedRecords, cut, read_in_steps
+from broker.http.records import BYTES_PER_STEP, NotByHttp, ReadRecord, WantedRecords, read_in_steps
 from broker.protocol.fetch import FetchedPartition, FetchPartition, FetchRequest
 from broker.responses import Room
 from runtime.blocking import Blocking
 from runtime.deadlines import within
 from storage.errors import StorageError, Unavailable
 from storage.limits import FETCH_RESPONSE_BYTES_MAX, KIB, MIB
+from storage.record_values import cut
 from storage.recordbatch import CODEC_MASK, HEADER_BYTES, parse_header
 from storage.records import TooLarge, decompress_records
 from storage.vocabulary import Buffer

@@ -21,16 +21,7 @@ from broker.handling.errors import error_code_of
 from broker.http.errors import invalid, is_retriable, text_of, type_of
 from broker.http.guard import NDJSON, Asked, HttpLimits, ReceivedBody, json_response, one_of_each
 from broker.http.parts import HttpParts
-from broker.http.records import (
-    NO_SENDER,
-    AnyRecord,
-    SequencedBy,
-    Written,
-    batch_bytes,
-    codec_number,
-    write_batch,
-    write_in_steps,
-)
+from broker.http.records import AnyRecord, write_in_steps
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from runtime.blocking import Blocking
 from runtime.frames import make_frame
@@ -40,6 +31,7 @@ from storage.catalog.topic_names import validate_name
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 from storage.limits import KIB, SEQUENCE_MAX
+from storage.record_values import NO_SENDER, SequencedBy, Written, batch_bytes, codec_number, write_batch
 from storage.records import compress_records
 from storage.vocabulary import Buffer
 
@@ -234,14 +226,13 @@ class ProduceByHttp:
     async def _batch(self, one: PartitionToProduce, document: ProduceDocument, body: ReceivedBody) -> memoryview:
         """The partition's records as one batch, in memory that counts as a request's."""
         written: Written = await in_turns(write_in_steps(one.records, now_ms=self._parts.clock.now_ms()))
-        codec = document.compression
+        codec = codec_number(document.compression)
         packed: Buffer = written.body
-        if codec != "none":
-            number = codec_number(codec)
+        if codec:
             if len(written.body) > COMPRESSED_AT_ONCE_BYTES:
-                packed = await self._blocking.run(lambda: compress_records(written.body, number))
+                packed = await self._blocking.run(lambda: compress_records(written.body, codec))
             else:
-                packed = compress_records(written.body, number)
+                packed = compress_records(written.body, codec)
         sender = NO_SENDER
         if document.producer is not None:
             assert one.sequence is not None, "checked"

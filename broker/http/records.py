@@ -6,31 +6,16 @@
 What is not UTF-8 is written as base64.
 """
 
-import struct
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 import msgspec
-from crc32c import crc32c
 
 from storage.errors import Corrupt
 from storage.limits import KIB, MIB
-from storage.recordbatch import (
-    ATTRIBUTE_CONTROL,
-    ATTRIBUTE_LOG_APPEND_TIME,
-    CODEC_MASK,
-    HEADER_BYTES,
-    LENGTH_OFFSET_BYTES,
-    MAGIC,
-    NO_PRODUCER,
-    BatchHeader,
-    parse_header,
-)
-from storage.vocabulary import Buffer
+from storage.record_values import RECORDS_PER_STEP, Written, read_varint, sized, varint
+from storage.recordbatch import ATTRIBUTE_LOG_APPEND_TIME, BatchHeader
 
-RECORDS_PER_STEP: Final = 500
-"""Records that are written or read before others have their turn: a millisecond."""
 BYTES_PER_STEP: Final = 64 * KIB
 """And of those that are read, as many bytes: the last one may go beyond."""
 RECORD_BYTES_MAX: Final = 8 * MIB
@@ -39,13 +24,8 @@ HEADERS_MAX: Final = 100
 READ_HEADERS_MAX: Final = 10_000
 """In one record: to read them takes ten milliseconds. Kafka's protocol reads any number."""
 TIMESTAMP_MAX: Final = 2**63 - 1
-_CODEC_NUMBERS: Final = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-_COVERED: Final = struct.Struct(">hiqqqhii")
-_BEFORE: Final = struct.Struct(">qiibI")
 NO_KEY: Final = 1
 """The length -1 as a varint."""
-_SHORT: Final = 16_384
-"""Varints below this are kept."""
 
 
 class Binary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -91,15 +71,6 @@ class ReadRecord(msgspec.Struct, gc=False):
     headers: list[Header]
 
 
-class Written(NamedTuple):
-    """Records as a batch holds them, before compression."""
-
-    body: bytes
-    base_ms: int
-    greatest_ms: int
-    record_count: int
-
-
 def write_in_steps(records: Sequence[AnyRecord], *, now_ms: int) -> Generator[None, None, Written]:
     """The records one after the other; those without a time have `now_ms`. There is at least one."""
     first = records[0]
@@ -116,31 +87,31 @@ def write_in_steps(records: Sequence[AnyRecord], *, now_ms: int) -> Generator[No
 
 def _write(records: Sequence[AnyRecord], begin: int, now_ms: int, base_ms: int, pieces: list[bytes]) -> int:
     """Add these to `pieces`. Return their greatest time."""
-    now_delta = _varint(now_ms - base_ms)
+    now_delta = varint(now_ms - base_ms)
     greatest_ms = base_ms
     for index, record in enumerate(records, begin):
         if isinstance(record, str):
             value = record.encode()
-            size = _varint(len(value))
-            before = b"\x00" + now_delta + _varint(index) + b"\x01" + size
-            pieces += (_varint(len(before) + len(value) + 1) + before, value, b"\x00")
+            size = varint(len(value))
+            before = b"\x00" + now_delta + varint(index) + b"\x01" + size
+            pieces += (varint(len(before) + len(value) + 1) + before, value, b"\x00")
             if now_ms > greatest_ms:
                 greatest_ms = now_ms
         else:
             at_ms = now_ms if record.timestamp is None else record.timestamp
             greatest_ms = max(greatest_ms, at_ms)
-            fields = (*_sized(_bytes(record.key)), *_sized(record.value_bytes()), _headers(record.headers))
-            before = b"\x00" + _varint(at_ms - base_ms) + _varint(index)
-            pieces += (_varint(len(before) + sum(map(len, fields))), before, *fields)
+            fields = (*sized(_bytes(record.key)), *sized(record.value_bytes()), _headers(record.headers))
+            before = b"\x00" + varint(at_ms - base_ms) + varint(index)
+            pieces += (varint(len(before) + sum(map(len, fields))), before, *fields)
     return greatest_ms
 
 
 def _headers(headers: Sequence[Header] | None) -> bytes:
     if not headers:
         return b"\x00"
-    pieces = [_varint(len(headers))]
+    pieces = [varint(len(headers))]
     for name, value in headers:
-        pieces += (*_sized(name.encode()), *_sized(_bytes(value)))
+        pieces += (*sized(name.encode()), *sized(_bytes(value)))
     return b"".join(pieces)
 
 
@@ -150,102 +121,8 @@ def _bytes(text: Text) -> bytes | None:
     return text.encode() if isinstance(text, str) else text.base64
 
 
-def _sized(data: bytes | None) -> tuple[bytes, bytes]:
-    return (b"\x01", b"") if data is None else (_varint(len(data)), data)
-
-
-def _long_varint(value: int) -> bytes:
-    zigzag = (value << 1) ^ (value >> 63)
-    out = bytearray()
-    while zigzag >= 0x80:
-        out.append(zigzag & 0x7F | 0x80)
-        zigzag >>= 7
-    out.append(zigzag)
-    return bytes(out)
-
-
-_VARINTS: Final = tuple(_long_varint(value) for value in range(_SHORT))
-
-
-def _varint(value: int) -> bytes:
-    return _VARINTS[value] if 0 <= value < _SHORT else _long_varint(value)
-
-
-@dataclass(frozen=True, slots=True)
-class SequencedBy:
-    """An idempotent producer, with the sequence of the batch's first record."""
-
-    producer_id: int = NO_PRODUCER
-    epoch: int = NO_PRODUCER
-    sequence: int = NO_PRODUCER
-
-
-NO_SENDER: Final = SequencedBy()
-
-
-def write_batch(into: memoryview, written: Written, packed: Buffer, codec: str, sender: SequencedBy = NO_SENDER) -> None:
-    """Write the batch whose records are `packed` in `codec`; `into` has `batch_bytes` of room."""
-    last = written.record_count - 1
-    covered = _COVERED.pack(
-        _CODEC_NUMBERS[codec],
-        last,
-        written.base_ms,
-        written.greatest_ms,
-        sender.producer_id,
-        sender.epoch,
-        sender.sequence,
-        written.record_count,
-    )
-    into[HEADER_BYTES - len(covered) : HEADER_BYTES] = covered
-    into[HEADER_BYTES:] = packed
-    crc = crc32c(into[HEADER_BYTES - len(covered) :])
-    into[: _BEFORE.size] = _BEFORE.pack(0, len(into) - LENGTH_OFFSET_BYTES, -1, MAGIC, crc)
-
-
-def batch_bytes(packed: Buffer) -> int:
-    return HEADER_BYTES + len(packed)
-
-
-def codec_number(codec: str) -> int:
-    return _CODEC_NUMBERS[codec]
-
-
 class NotByHttp(Exception):
     """A record that is not read by HTTP, and by Kafka's protocol is. The message names it."""
-
-
-class Cut(NamedTuple):
-    """A batch of what was fetched. `body` may be compressed."""
-
-    header: BatchHeader
-    body: memoryview
-
-    @property
-    def codec(self) -> int:
-        return self.header.attributes & CODEC_MASK
-
-    @property
-    def next_offset(self) -> int:
-        return self.header.base_offset + self.header.last_offset_delta + 1
-
-    @property
-    def is_control(self) -> bool:
-        """A marker of a transaction, which readers do not see."""
-        return bool(self.header.attributes & ATTRIBUTE_CONTROL)
-
-
-def cut(data: memoryview) -> Iterator[Cut]:
-    """The batches one after the other. Raise `Corrupt` where there is none."""
-    at = 0
-    while at < len(data):
-        if len(data) - at < HEADER_BYTES:
-            raise Corrupt(f"a batch ends early: bytes={len(data) - at}")
-        header = parse_header(data, at)
-        end = at + header.size_bytes
-        if header.magic != MAGIC or not at + HEADER_BYTES <= end <= len(data):
-            raise Corrupt(f"not a record batch: magic={header.magic} length={header.batch_length} bytes={len(data) - at}")
-        yield Cut(header, data[at + HEADER_BYTES : end])
-        at = end
 
 
 class WantedRecords:
@@ -303,13 +180,13 @@ def _read(header: BatchHeader, body: bytes, at: int, count: int, wanted: WantedR
         elif (second := body[at + 1]) < 0x80:
             length, at = (byte + (second << 7) - 0x80) >> 1, at + 2
         else:
-            length, at = _read_varint(body, at)
+            length, at = read_varint(body, at)
         end = at + length
         if length < 0 or end > size:
             raise Corrupt(f"a record ends outside its batch: length={length} remaining={size - at}")
         if body[at + 1] or body[at + 2] >= 0x80:
-            delta_ms, at = _read_varint(body, at + 1)
-            offset_delta, at = _read_varint(body, at)
+            delta_ms, at = read_varint(body, at + 1)
+            offset_delta, at = read_varint(body, at)
         else:
             delta_ms, offset_delta, at = 0, body[at + 2] >> 1, at + 3
         offset = base_offset + offset_delta
@@ -351,18 +228,18 @@ def _has_many_headers(body: bytes, at: int, end: int) -> bool:
     if end - at <= 2 * READ_HEADERS_MAX:
         return False
     for _ in range(2):
-        length, at = _read_varint(body, at)
+        length, at = read_varint(body, at)
         at += max(length, 0)
-    return at < end and _read_varint(body, at)[0] > READ_HEADERS_MAX
+    return at < end and read_varint(body, at)[0] > READ_HEADERS_MAX
 
 
 def _read_headers(body: bytes, at: int, end: int) -> list[Header]:
-    count, at = _read_varint(body, at)
+    count, at = read_varint(body, at)
     if not 0 <= count <= end - at:
         raise Corrupt(f"impossible number of headers: {count}")
     headers: list[Header] = []
     for _ in range(count):
-        length, at = _read_varint(body, at)
+        length, at = read_varint(body, at)
         if length < 0 or at + length > end:
             raise Corrupt(f"a header ends outside its record: length={length}")
         name = body[at : at + length].decode(errors="replace")
@@ -372,7 +249,7 @@ def _read_headers(body: bytes, at: int, end: int) -> list[Header]:
 
 
 def _read_text(body: bytes, at: int, end: int) -> tuple[Text, int]:
-    length, at = _read_varint(body, at)
+    length, at = read_varint(body, at)
     if length < 0:
         return None, at
     stop = at + length
@@ -382,23 +259,3 @@ def _read_text(body: bytes, at: int, end: int) -> tuple[Text, int]:
         return str(body[at:stop], "utf-8"), stop
     except UnicodeDecodeError:
         return Binary(body[at:stop]), stop
-
-
-def _read_varint(body: bytes, at: int) -> tuple[int, int]:
-    byte = body[at]
-    if byte < 0x80:
-        return (byte >> 1) ^ -(byte & 1), at + 1
-    second = body[at + 1]
-    if second < 0x80:
-        value = byte + (second << 7) - 0x80
-        return (value >> 1) ^ -(value & 1), at + 2
-    value, shift = byte & 0x7F, 7
-    at += 1
-    while shift < 70:
-        byte = body[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (value >> 1) ^ -(value & 1), at
-        shift += 7
-    raise Corrupt("a varint is longer than 10 bytes")

@@ -27,7 +27,7 @@ from process.last_words import flushed, say_cannot_serve
 from process.loop_watch.watch import watching
 from process.settings.errors import EXIT_FAILED
 from process.settings.keys import SETTINGS
-from process.settings.listeners import Listener
+from process.settings.listeners import HttpAddress, Listener
 from process.settings.loading import Loaded
 from process.settings.model import Settings
 from process.stopping import EXIT_INTERRUPTED, Deadline, ExitNow, StopRequest
@@ -149,7 +149,7 @@ async def _until_stopped(
     try:
         async with (
             open_broker(settings, announce=stages.announce) as broker,
-            _http(settings, broker, stages),
+            http_side(settings, broker, announce=stages.announce),
             _trimming(settings),
             Nursery() as beside,
             contextlib.AsyncExitStack() as watched,
@@ -190,7 +190,8 @@ async def _until_stopped(
 
 
 @contextlib.asynccontextmanager
-async def _http(settings: Settings, broker: ServedBroker, stages: Stages) -> AsyncIterator[None]:
+async def http_side(settings: Settings, broker: ServedBroker, *, announce: "Announce") -> AsyncIterator[HttpAddress]:
+    """Health, metrics and the HTTP API of a broker; the address that was bound."""
     async with contextlib.AsyncExitStack() as closing:
         blocking = ThreadBlocking(threads=1, name="metrics")
         closing.callback(blocking.close)
@@ -212,8 +213,8 @@ async def _http(settings: Settings, broker: ServedBroker, stages: Stages) -> Asy
         )
         closing.push_async_callback(server.stop)
         address = await server.start(settings.http.listen)
-        stages.announce("http listening", {"address": str(address)})
-        yield
+        announce("http listening", {"address": str(address)})
+        yield address
 
 
 def facts_of(broker: ServedBroker) -> dict[str, Any]:

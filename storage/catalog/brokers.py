@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final, NamedTuple
 
 import msgspec
@@ -18,12 +19,14 @@ from storage.catalog.gathering import SharedReads
 from storage.catalog.live_brokers import read_live
 from storage.catalog.membership import MembershipLog
 from storage.catalog.records import ATTEMPTS_MAX, decode, encode, pause, write_one
-from storage.errors import AlreadyExists, Corrupt, StorageError, Unavailable
-from storage.formats.levels import LEVEL_FIRST, LEVEL_MAX, problem_with_announced
+from storage.errors import AlreadyExists, Corrupt, IncompatibleFormat, StorageError, Unavailable
+from storage.formats.levels import LEVEL_FIRST, LEVEL_MAX, LEVEL_OF_ROLES, problem_with_announced
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, MetadataStore, NotApplied, OpResult, Put, Record, Session, Status, Unknown
 
 FMT: Final = 1
+FMT_ROLES: Final = 2
+"""A record of a broker without some of the roles has this number."""
 CACHE_AGE_S: Final = 1.0
 LIVE_STALE_S: Final = 60.0
 """While the store is away, the brokers last seen alive are still the best answer for clients."""
@@ -48,6 +51,18 @@ class Endpoint(NamedTuple):
         return f"{self.name}://{host}:{self.port}"
 
 
+class Role(Enum):
+    """One kind of request that a broker serves; `broker.roles` names them."""
+
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    GROUPS = "groups"
+    ADMIN = "admin"
+
+
+ALL_ROLES: Final = frozenset(Role)
+
+
 def kafka_only(listeners: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
     """Without the address of the HTTP API."""
     return tuple(endpoint for endpoint in listeners if endpoint.name != HTTP_LISTENER)
@@ -56,7 +71,7 @@ def kafka_only(listeners: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
 class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`session_id` names the session the record goes with: a broker recognises its own record by it.
 
-    `level_max`: the highest format level that the broker's release knows.
+    `level_max`: the highest format level that the broker's release knows. A record without `roles` is that of a broker with all of them.
     """
 
     fmt: int = FMT
@@ -67,6 +82,10 @@ class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     started_at_ms: int
     session_id: int
     level_max: int = LEVEL_FIRST
+    roles: tuple[Role, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    def has_role(self, role: Role) -> bool:
+        return self.roles is msgspec.UNSET or role in self.roles
 
     def endpoint(self, listener: str) -> Endpoint | None:
         """The address of that listener; None if this broker has none of that name."""
@@ -76,6 +95,11 @@ class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def kafka_listeners(self) -> tuple[Endpoint, ...]:
         """The listeners that Kafka's clients connect to. They tell one broker's place from another's."""
         return kafka_only(self.listeners)
+
+
+def able(live: Sequence[BrokerRecord], role: Role) -> list[BrokerRecord]:
+    """Return the brokers of `live` that have the role. If none has it, all of them: the last one standing serves everything."""
+    return [broker for broker in live if broker.has_role(role)] or list(live)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +160,12 @@ class BrokerDirectory:
         rack: str | None,
         version: str,
         broker_id: int | None,
+        roles: Collection[Role] = ALL_ROLES,
         on_registered: Callable[[Registration], None] = _ignore,
     ) -> Registration:
         """Announce this broker under `broker_id`, or under the smallest free id from 1 on; again after a loss, for a new epoch.
+
+        One without `listeners` writes, and nobody connects to it: `live` does not list it.
 
         `on_registered` hears of it in the same turn of the loop in which `registered_epoch` becomes the new one; after that the former
         session, if there was one, is closed, which may take seconds.
@@ -146,11 +173,14 @@ class BrokerDirectory:
         A record of the registration before, should it still be there, is taken over, so that nobody sees the broker gone in between.
         A given id that an earlier process of this broker still holds (the same listeners) is waited for, until its session must have ended.
         Raises `AlreadyExists` if another broker has it, `IncompatibleFormat` if the cluster is at a format level that this release does not
-        know, `Unavailable` if it is being raised to one, or the store cannot be reached.
+        know, or below the one of fewer than all `roles`; `Unavailable` if it is being raised to one that this release does not know, or the
+        store cannot be reached.
         """
         former, self._session, self._stands = self._session, None, False
         try:
-            registration = await self._register(tuple(listeners), rack, version, broker_id)
+            if ALL_ROLES.difference(roles):
+                await self._check_level_of_roles()
+            registration = await self._register(tuple(listeners), rack, version, broker_id, roles)
             on_registered(registration)
             await self._learn_level(registration)
         except StorageError:
@@ -161,7 +191,18 @@ class BrokerDirectory:
             await _close(former)
         return registration
 
-    async def _register(self, listeners: tuple[Endpoint, ...], rack: str | None, version: str, broker_id: int | None) -> Registration:
+    async def _check_level_of_roles(self) -> None:
+        (record,) = await self._metadata.get_many([keys.CLUSTER])
+        level = LEVEL_FIRST if record is None else decode_cluster(record, level_max=self._level_max).level
+        if level < LEVEL_OF_ROLES:
+            raise IncompatibleFormat(
+                f"a broker without some of the roles needs format level {LEVEL_OF_ROLES}, and this cluster is at {level}: "
+                "when every broker is of this release, run: forebay cluster upgrade. Nothing was changed"
+            )
+
+    async def _register(
+        self, listeners: tuple[Endpoint, ...], rack: str | None, version: str, broker_id: int | None, roles: Collection[Role]
+    ) -> Registration:
         deadline_s = self._clock.monotonic_s() + (self._session_timeout_ms + _TAKEN_MARGIN_MS) / 1_000
         session = await self._open_session()
         attempts = 0
@@ -169,6 +210,7 @@ class BrokerDirectory:
         while attempts < ATTEMPTS_MAX:
             candidate = broker_id if broker_id is not None else await self._smallest_free_id()
             record = BrokerRecord(
+                fmt=FMT_ROLES if ALL_ROLES.difference(roles) else FMT,
                 broker_id=candidate,
                 listeners=listeners,
                 rack=rack,
@@ -176,6 +218,7 @@ class BrokerDirectory:
                 started_at_ms=self._clock.now_ms(),
                 session_id=session.session_id,
                 level_max=self._level_max,
+                roles=tuple([role for role in Role if role in roles]) if ALL_ROLES.difference(roles) else msgspec.UNSET,
             )
             key = keys.broker(candidate)
             outcome = await write_one(self._metadata, Put(key, encode(record), expected, session=session.session_id))
@@ -259,7 +302,7 @@ class BrokerDirectory:
         await self._session.wait_lost()
 
     async def live(self) -> list[BrokerRecord]:
-        """All live brokers by id, at most a second old; up to LIVE_STALE_S old while the store does not answer.
+        """All live brokers with an address, by id, at most a second old; up to LIVE_STALE_S old while the store does not answer.
 
         This one is among them while it is registered. One that lost its registration, or gave it up, lists itself only if no other lives,
         or nobody can say: clients of a lone broker have nowhere else to go.
@@ -330,9 +373,10 @@ class BrokerDirectory:
     async def _scan(self, _: list[None]) -> dict[None, list[BrokerRecord]]:
         changes = self._changes
         start, end = keys.brokers()
-        live = [decode_broker(stored) async for stored in self._metadata.range_scan(start, end)]
+        registered = [decode_broker(stored) async for stored in self._metadata.range_scan(start, end)]
+        self._membership.note(registered, own_id=self._own_id)
+        live = [broker for broker in registered if broker.kafka_listeners]
         self._live, self._scanned_at_s = live, self._clock.monotonic_s()
-        self._membership.note(live, own_id=self._own_id)
         self._companions.note(live, is_registered=self.is_registered, now_s=self._scanned_at_s)
         if changes == self._changes:
             self._live_until_s = self._scanned_at_s + CACHE_AGE_S
@@ -370,7 +414,11 @@ async def _close(session: Session | None) -> None:
 
 
 def decode_broker(record: Record) -> BrokerRecord:
-    return decode(_decoder, record.value, known=FMT, path=record.path)
+    """Raise `IncompatibleFormat`, or `Corrupt`."""
+    broker = decode(_decoder, record.value, known=FMT_ROLES, path=record.path)
+    if broker.fmt != (FMT if broker.roles is msgspec.UNSET else FMT_ROLES) or broker.roles == ():
+        raise Corrupt(f"a broker's record and its format contradict: key={record.path!r} fmt={broker.fmt} roles={broker.roles}")
+    return broker
 
 
 def id_taken(holder: BrokerRecord) -> AlreadyExists:

@@ -22,7 +22,8 @@ _OF_LEVEL_2: Final = _OF_LEVEL_1 | {
     "segment, segment entry, compaction, compactor": 1,
 }
 _OF_LEVEL_3: Final = _OF_LEVEL_2 | {"control record, index chunk, producer state": 3}
-FORMATS: Final[Mapping[int, Mapping[str, int]]] = {1: _OF_LEVEL_1, 2: _OF_LEVEL_2, 3: _OF_LEVEL_3}
+_OF_LEVEL_4: Final = _OF_LEVEL_3 | {"broker": 2}
+FORMATS: Final[Mapping[int, Mapping[str, int]]] = {1: _OF_LEVEL_1, 2: _OF_LEVEL_2, 3: _OF_LEVEL_3, 4: _OF_LEVEL_4}
 """By level, the highest number of each format that is written at it. The SQLite file has its own check: one release opens it at a time."""
 
 LEVEL_FIRST: Final = 1
@@ -30,6 +31,8 @@ LEVEL_OF_SEGMENTS: Final = 2
 """From which on entries are compacted: a release of level 1 finds nothing below a compaction cursor."""
 LEVEL_OF_INLINE: Final = 3
 """From which on entries may carry their batches: a release of level 2 cannot read the records that have such an entry."""
+LEVEL_OF_ROLES: Final = 4
+"""From which on a broker may have fewer than all roles: a release of level 3 would name it for what it does not do."""
 LEVEL_MAX: Final = max(FORMATS)
 """The highest level that this release reads and writes."""
 

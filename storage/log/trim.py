@@ -1,12 +1,14 @@
-"""Trimming: log_start moves up by CAS of the control record (docs/design/upkeep.md, I5). What lies below it is garbage for the collector.
+"""Trimming and fencing: changes of the control record, by CAS, that append nothing (docs/design/upkeep.md, I5).
 
     read the control record → decide (pure) → CAS → applied? take the new record over : read again
 
-The end of the log never moves, and an attempt whose reply was lost needs no name: log_start only grows, so trying again is the same.
+The end of the log never moves, and an attempt whose reply was lost needs no name: log_start only grows, and a fenced partition is fenced,
+so trying again is the same. What lies below log_start is garbage for the collector.
 """
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -79,12 +81,88 @@ class Trimmer:
     def __init__(
         self, *, metadata: MetadataStore, partitions: Partitions, control_reads: ControlReads, entropy: Entropy = os.urandom
     ) -> None:
+        self._changes = _Changes(metadata, partitions, control_reads, entropy)
+        self._control_reads = control_reads
+
+    async def trim(self, partition: PartitionId, before: int) -> int:
+        log_start = -1
+
+        async def decide(log: PartitionLog) -> Control | None:
+            nonlocal before, log_start
+            try:
+                decision = decide_trim(_open(log), before)
+            except OffsetOutOfRange:
+                # A deposed leader may not have heard of it, and no retry heals the answer: a write shows that the record is the newest.
+                await asyncio.wait({proof := self._control_reads.prove(log)})
+                if (failure := failure_of(proof, log)) is not None:
+                    raise failure from None
+                decision = decide_trim(_open(log), before)
+            # Of HIGH_WATERMARK: what is appended while this is tried again was not meant.
+            before = log_start = decision.log_start
+            return decision.control
+
+        await self._changes.apply(partition, decide, f"trim {partition} before offset {before}")
+        return log_start
+
+
+def decide_fence(control: Control, *, fenced: bool) -> Control | None:
+    """A control record that takes no appends, or takes them again; None if it is so already. Raises `NotFound` for a deleted partition."""
+    if control.log_state is LogState.DELETED:
+        raise NotFound("the partition was deleted")
+    wanted = LogState.FENCED if fenced else LogState.OPEN
+    if control.log_state is wanted:
+        return None
+    return msgspec.structs.replace(control, log_state=wanted, fence_epoch=control.fence_epoch + (1 if fenced else 0))
+
+
+class Fencer:
+    """Keeps appends out of a partition: what was not committed when `fence` returns is refused, by every broker."""
+
+    def __init__(
+        self, *, metadata: MetadataStore, partitions: Partitions, control_reads: ControlReads, entropy: Entropy = os.urandom
+    ) -> None:
+        self._changes = _Changes(metadata, partitions, control_reads, entropy)
+
+    async def fence(self, partition: PartitionId) -> int:
+        """Return the end of the log, which is final until `unfence`. A partition may be fenced already.
+
+        Raises `NotFound`, `Corrupt`, `Unavailable` (nothing changed) or `OutcomeUnknown` (it may yet happen). Cancelled: it may have
+        happened.
+        """
+        return await self._set(partition, fenced=True)
+
+    async def unfence(self, partition: PartitionId) -> int:
+        """Let the partition take appends again. Returns the end of the log as it was then. Raises as `fence`."""
+        return await self._set(partition, fenced=False)
+
+    async def _set(self, partition: PartitionId, *, fenced: bool) -> int:
+        end = -1
+
+        async def decide(log: PartitionLog) -> Control | None:
+            nonlocal end
+            control = existing(log)
+            end = control.sequence_counter
+            return decide_fence(control, fenced=fenced)
+
+        await self._changes.apply(partition, decide, f"{'fence' if fenced else 'unfence'} {partition}")
+        return end
+
+
+class _Changes:
+    """Changes of control records that are no appends: read, decide, CAS, and again if others were first."""
+
+    def __init__(self, metadata: MetadataStore, partitions: Partitions, control_reads: ControlReads, entropy: Entropy) -> None:
         self._metadata = metadata
         self._partitions = partitions
         self._control_reads = control_reads
         self._entropy = entropy
 
-    async def trim(self, partition: PartitionId, before: int) -> int:
+    async def apply(self, partition: PartitionId, decide: Callable[[PartitionLog], Awaitable[Control | None]], what: str) -> None:
+        """Put what `decide` makes of the newest record; None: there is nothing to do. An attempt that may have happened is repeated, so
+        `decide` gives None for its own result.
+
+        Raises what `decide` raises, `Unavailable` and `OutcomeUnknown`.
+        """
         log = self._partitions.get(partition)
         unknown: Unknown | None = None
         reason = ""
@@ -94,25 +172,17 @@ class Trimmer:
             except Unavailable as error:
                 if unknown is None:
                     raise
-                raise OutcomeUnknown(f"trim: partition={partition} before={before} cause={error}") from error
-            try:
-                decision = decide_trim(_open(log), before)
-            except OffsetOutOfRange:
-                # A deposed leader may not have heard of it, and no retry heals the answer: a write shows that the record is the newest.
-                await asyncio.wait({proof := self._control_reads.prove(log)})
-                if (failure := failure_of(proof, log)) is not None:
-                    raise failure from None
-                decision = decide_trim(_open(log), before)
-            if decision.control is None:
-                return decision.log_start
-            before = decision.log_start  # of HIGH_WATERMARK: what is appended while this is tried again was not meant
+                raise OutcomeUnknown(f"{what}: cause={error}") from error
+            control = await decide(log)
+            if control is None:
+                return
             asked_s = asyncio.get_running_loop().time()
-            outcome = await self._write(Put(log.keys.control, encode(decision.control), log.seen.version))
+            outcome = await self._write(Put(log.keys.control, encode(control), log.seen.version))
             match outcome:
                 case Applied((result,)) if result.status is Status.OK:
                     assert result.version is not None, "a successful put has a version"
-                    log.observe(decision.control, result.version, asked_s)
-                    return decision.log_start
+                    log.observe(control, result.version, asked_s)
+                    return
                 case Applied():
                     reason = "others committed each time"
                 case Unknown():
@@ -120,7 +190,7 @@ class Trimmer:
                 case NotApplied():
                     reason = outcome.reason
             await pause(attempt, self._entropy)
-        raise given_up(f"trim {partition} before offset {before}", unknown=unknown, reason=reason)
+        raise given_up(what, unknown=unknown, reason=reason)
 
     async def _write(self, put: Put) -> WriteOutcome:
         try:

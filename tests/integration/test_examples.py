@@ -1,4 +1,6 @@
-"""Each program of examples/ produces, joins a group, reads and commits, and goes on where it committed when it runs again."""
+"""Each program of examples/ produces, joins a group, reads and commits, and goes on where it committed when it runs again; one uses no
+broker.
+"""
 
 import os
 import re
@@ -80,6 +82,22 @@ def test_an_example_reads_what_it_produced_and_the_next_run_goes_on_where_it_com
     assert _orders(first) == _orders(second)
     places = {(topic, partition, offset) for topic, partition, offset, *_ in [*first, *second]}
     assert len(places) == 2 * ORDERS, "the second run read none of the records of the first"
+
+
+def test_the_example_of_the_library_appends_once_reads_compacts_and_fences_in_a_folder_of_its_own_or_another(tmp_path: Path) -> None:
+    stores = [f"sqlite:///{tmp_path}/meta.db", f"file://{tmp_path}/objects"]
+    said = [
+        subprocess.run(
+            [*python("log_library.py"), *given], capture_output=True, text=True, timeout=ENDS_WITHIN_S, check=True, cwd=ROOT
+        ).stdout
+        for given in ([], stores, stores)
+    ]
+
+    for text in said:
+        assert "again: [True, True]" in text
+        assert [text.count(word) for word in ("read orders-library", "compacted orders-library", ": Fenced")] == [ORDERS, 2, 1]
+    assert "orders-library[0]@4 " in said[1]
+    assert "orders-library[0]@9 " in said[2]
 
 
 @pytest.mark.long

@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from broker.http.records import AnyRecord, SequencedBy, Written, batch_bytes, codec_number, write_batch, write_in_steps
+from broker.http.records import AnyRecord, write_in_steps
+from storage.record_values import SequencedBy, Written, batch_bytes, codec_number, write_batch
 from storage.records import compress_records
 
 NOW_MS: Final = 1_760_000_000_000
@@ -19,5 +20,5 @@ def batch_of(records: list[AnyRecord], codec: str = "none") -> bytearray:
             break
     packed = compress_records(written.body, codec_number(codec))
     batch = bytearray(batch_bytes(packed))
-    write_batch(memoryview(batch), written, packed, codec, SequencedBy(7, 1, 5))
+    write_batch(memoryview(batch), written, packed, codec_number(codec), SequencedBy(7, 1, 5))
     return batch

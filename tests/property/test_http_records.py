@@ -3,8 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.http.records import AnyRecord, JsonRecord, WantedRecords, cut, read_in_steps
+from broker.http.records import AnyRecord, JsonRecord, WantedRecords, read_in_steps
 from storage.record_reading import read_records
+from storage.record_values import cut
 from storage.recordbatch import parse_header, verify
 from storage.records import decompress_records
 from tests.kit.http_batches import NOW_MS, batch_of

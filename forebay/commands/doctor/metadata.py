@@ -70,9 +70,13 @@ def of_cluster(record: ClusterRecord | None) -> Finding:
 def of_brokers(brokers: Sequence[BrokerRecord]) -> Finding:
     if not brokers:
         return ok(BROKERS, "none is registered")
-    shown = [f"{one.broker_id} at {', '.join(map(str, one.kafka_listeners))} (forebay {one.version})" for one in brokers[:SHOWN_MAX]]
+    shown = [f"{one.broker_id} {_place_of(one)} (forebay {one.version})" for one in brokers[:SHOWN_MAX]]
     more = [f"and {len(brokers) - SHOWN_MAX} more"] if len(brokers) > SHOWN_MAX else []
     return ok(BROKERS, f"{len(brokers)} registered: {'; '.join([*shown, *more])}")
+
+
+def _place_of(broker: BrokerRecord) -> str:
+    return f"at {', '.join(map(str, broker.kafka_listeners))}" if broker.kafka_listeners else "without a listener: a program that appends"
 
 
 def of_conditions(seen: Conditions) -> Finding:

@@ -1,6 +1,6 @@
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,7 +14,8 @@ from broker.groups.settings import GroupSettings
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
-from storage.catalog.brokers import BrokerDirectory, BrokerRecord, Endpoint
+from storage.catalog.brokers import ALL_ROLES, BrokerDirectory, BrokerRecord, Endpoint, Role
+from storage.catalog.cluster import open_cluster
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Delete
@@ -22,6 +23,7 @@ from tests.kit.coordinating import FIRST, committed, simple
 from tests.kit.faulty_metadata import Fault, FaultyMetadata
 
 SLACK_S = 2.0
+ALL_HAVE_ALL: Mapping[int, Collection[Role]] = {}
 
 
 @dataclass
@@ -58,13 +60,16 @@ class One:
 
 
 @contextlib.asynccontextmanager
-async def brokers(*ids: int) -> AsyncIterator[list[One]]:
-    store = MemoryMetadataStore(clock=SystemClock(), shards=4)
+async def brokers(*ids: int, roles: Mapping[int, Collection[Role]] = ALL_HAVE_ALL) -> AsyncIterator[list[One]]:
+    clock = SystemClock()
+    store = MemoryMetadataStore(clock=clock, shards=4)
+    await open_cluster(store, IdSource(clock=clock), clock)
     made = []
     for broker_id in ids:
         metadata = FaultyMetadata(store.client())  # type: ignore[arg-type]
         directory = BrokerDirectory(metadata, clock=SystemClock())
-        await directory.register(listeners=[Endpoint("P", "h", broker_id)], rack=None, version="0", broker_id=broker_id)
+        own = roles.get(broker_id, ALL_ROLES)
+        await directory.register(listeners=[Endpoint("P", "h", broker_id)], rack=None, version="0", broker_id=broker_id, roles=own)
         assert directory.session is not None
         opinion = Opinion(directory)
         made.append(One(metadata, directory, opinion, Slots(metadata, directory, opinion), directory.session.session_id))
@@ -309,3 +314,24 @@ async def test_a_broker_that_lives_and_was_taken_for_dead_gives_up_its_groups_so
         assert robbed.slots.claims == []
         with pytest.raises(Closed, match="NOT_COORDINATOR"):
             await robbed.find(group)
+
+
+async def test_a_broker_without_the_role_of_groups_wins_no_slot_while_another_has_it() -> None:
+    slot = slot_won_by(1, 2)
+    async with brokers(1, 2, roles={1: {Role.PRODUCE}}) as (one, two):
+        refused, taken = await one.slots.claim(slot), await two.slots.claim(slot)
+
+        assert refused is None
+        assert taken is not None
+        assert await one.slots.holders_of([slot]) == {slot: 2}
+        assert len(await two.slots.own()) == COORDINATOR_SLOTS
+        assert await one.slots.own() == []
+
+
+async def test_the_last_broker_standing_coordinates_whatever_its_roles_are() -> None:
+    slot = slot_won_by(1, 2)
+    async with brokers(1, 2, roles={1: {Role.PRODUCE}}) as (one, two):
+        await two.slots.claim(slot)
+        one.opinion.dead.add(two.session_id)
+
+        assert await one.slots.claim(slot) is not None

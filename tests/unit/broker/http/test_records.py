@@ -1,7 +1,8 @@
 import pytest
 
-from broker.http.records import READ_HEADERS_MAX, JsonRecord, NotByHttp, WantedRecords, cut, read_in_steps
+from broker.http.records import READ_HEADERS_MAX, JsonRecord, NotByHttp, WantedRecords, read_in_steps
 from storage.errors import Corrupt
+from storage.record_values import cut
 from tests.kit.http_batches import batch_of
 from tests.kit.record_batches import batch_of_records, record_batch
 

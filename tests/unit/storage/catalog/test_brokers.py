@@ -5,12 +5,15 @@ from collections.abc import AsyncIterator
 import pytest
 
 from runtime.clock import SystemClock
-from storage.catalog.brokers import CACHE_AGE_S, LIVE_STALE_S, BrokerDirectory, Endpoint, Registration
+from runtime.ids import IdSource
+from storage.catalog.brokers import CACHE_AGE_S, LIVE_STALE_S, BrokerDirectory, Endpoint, Registration, Role, able, decode_broker
+from storage.catalog.cluster import open_cluster
 from storage.catalog.companions import RETURN_GRACE_S
-from storage.errors import AlreadyExists, IncompatibleFormat, Unavailable
+from storage.errors import AlreadyExists, Corrupt, IncompatibleFormat, Unavailable
+from storage.formats.levels import LEVEL_OF_ROLES
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import Delete, Put
+from storage.metadata.port import Delete, Put, Record
 from tests.kit.faulty_metadata import Fault, FaultyMetadata, ManualClock, paths_into
 
 
@@ -385,7 +388,7 @@ async def test_the_loss_of_the_session_is_announced_and_the_others_see_it() -> N
 
 
 async def test_a_broker_of_a_newer_format_is_not_misread(metadata: FaultyMetadata) -> None:
-    await metadata.write([Put(keys.broker(1), b'{"fmt":2}', None)])
+    await metadata.write([Put(keys.broker(1), b'{"fmt":3}', None)])
 
     with pytest.raises(IncompatibleFormat):
         await BrokerDirectory(metadata, clock=ManualClock()).live()
@@ -393,3 +396,56 @@ async def test_a_broker_of_a_newer_format_is_not_misread(metadata: FaultyMetadat
 
 def test_an_endpoint_is_written_as_kafka_writes_it() -> None:
     assert str(Endpoint("PLAINTEXT", "::1", 9092)) == "PLAINTEXT://[::1]:9092"
+
+
+async def with_roles(metadata: FaultyMetadata, *roles: Role, port: int = 9092, level: int = LEVEL_OF_ROLES) -> BrokerDirectory:
+    clock = ManualClock()
+    await open_cluster(metadata, IdSource(clock=clock), clock, level_max=level)
+    directory = BrokerDirectory(metadata, clock=clock)
+    addresses = listeners(port) if port else ()
+    await directory.register(listeners=addresses, rack=None, version="0.1", broker_id=None, roles=roles)
+    return directory
+
+
+async def test_the_record_of_a_broker_with_all_roles_is_what_older_releases_wrote(metadata: FaultyMetadata) -> None:
+    await with_roles(metadata, *Role)
+    await with_roles(metadata, Role.CONSUME, port=9093)
+    whole, fewer = await metadata.get_many([keys.broker(1), keys.broker(2)])
+
+    assert whole is not None
+    assert fewer is not None
+    assert (b"roles" in whole.value, decode_broker(whole).fmt) == (False, 1)
+    assert (b'"roles":["consume"]' in fewer.value, decode_broker(fewer).fmt) == (True, 2)
+    assert [role for role in Role if decode_broker(fewer).has_role(role)] == [Role.CONSUME]
+
+
+async def test_fewer_roles_wait_for_their_format_level(metadata: FaultyMetadata) -> None:
+    with pytest.raises(IncompatibleFormat, match=r"needs format level 4, and this cluster is at 3: .* run: forebay cluster upgrade"):
+        await with_roles(metadata, Role.PRODUCE, level=LEVEL_OF_ROLES - 1)
+
+    assert await with_roles(metadata, *Role, level=LEVEL_OF_ROLES - 1)
+
+
+async def test_a_writer_without_an_address_is_no_broker_to_others_and_its_epoch_lives(metadata: FaultyMetadata) -> None:
+    broker = await with_roles(metadata, *Role)
+    writer = await with_roles(metadata, Role.PRODUCE, port=0)
+
+    assert await live_ids(broker) == [1]
+    assert writer.registered_epoch in await broker.epochs_now()
+
+
+async def test_if_no_broker_has_a_role_all_of_them_have_it(metadata: FaultyMetadata) -> None:
+    directory = await with_roles(metadata, Role.PRODUCE, Role.CONSUME)
+    await with_roles(metadata, Role.CONSUME, Role.ADMIN, port=9093)
+    live = await directory.live()
+
+    named = {role: [broker.broker_id for broker in able(live, role)] for role in Role}
+    assert named == {Role.PRODUCE: [1], Role.CONSUME: [1, 2], Role.ADMIN: [2], Role.GROUPS: [1, 2]}
+    assert able([], Role.GROUPS) == []
+
+
+@pytest.mark.parametrize(("fmt", "roles"), [(1, b',"roles":["produce"]'), (2, b""), (2, b',"roles":[]')])
+def test_a_record_whose_roles_and_format_contradict_is_damaged(fmt: int, roles: bytes) -> None:
+    text = b'{"fmt":%d,"broker_id":1,"listeners":[],"rack":null,"version":"0","started_at_ms":1,"session_id":1%s}' % (fmt, roles)
+    with pytest.raises(Corrupt, match="contradict"):
+        decode_broker(Record("llog/brokers/0000000001", text, 1))

@@ -44,6 +44,7 @@ CONTROL = {
     "producers": {"7": STATE},
 }
 MERGING = {**CONTROL, "fmt": 2, "segment": [2, 3, "01JGFJJZ005591T038X855YAFS", 10, 1, 1], "rewritten": CONTROL["segment"]}
+BROKER = {"fmt": 1, "broker_id": 1, "listeners": [["P", "h", 1]], "rack": None, "version": "0", "started_at_ms": 1, "session_id": 1}
 RECORDS: dict[str, tuple[Decode, dict[str, Any]]] = {
     "control": (_by_path(decode_control), CONTROL),
     "control with a merge": (_by_path(decode_control), MERGING),
@@ -56,7 +57,11 @@ RECORDS: dict[str, tuple[Decode, dict[str, Any]]] = {
     "topic id": (decode_topic_id, {"fmt": 1, "name": "t"}),
     "broker": (
         decode_broker,
-        {"fmt": 1, "broker_id": 1, "listeners": [["P", "h", 1]], "rack": None, "version": "0", "started_at_ms": 1, "session_id": 1},
+        BROKER,
+    ),
+    "broker with roles": (
+        decode_broker,
+        {**BROKER, "fmt": 2, "roles": ["produce", "consume"]},
     ),
     "cluster": (decode_cluster, {"fmt": 1, "cluster_id": "c", "created_at_ms": 1}),
     "store marker": (_by_path(decode_marker), {"fmt": 1, "cluster_id": "c", "created_at_ms": 1}),
@@ -112,7 +117,7 @@ def test_a_field_of_a_newer_release_is_refused(kind: str) -> None:
 def test_a_higher_number_is_refused_whatever_else_is_there(kind: str) -> None:
     decode, value = RECORDS[kind]
 
-    number = 4 if kind.startswith(("control", "index chunk")) else 2
+    number = 4 if kind.startswith(("control", "index chunk")) else 3 if kind.startswith("broker") else 2
     for newer in ({**value, "fmt": number}, {"fmt": number}):
         with pytest.raises(IncompatibleFormat, match=f"format {number}"):
             decode(record_of(newer))
@@ -223,7 +228,7 @@ def test_the_level_of_this_release_names_the_formats_that_are_written() -> None:
         "WAL object": wal.FMT,
         "control record, index chunk, producer state": control.FMT_INLINE,
         "topic, its name by id": topic_records.FMT,
-        "broker": brokers.FMT,
+        "broker": brokers.FMT_ROLES,
         "cluster": cluster.FMT,
         "store marker": store_marker.FMT,
         "producer ids": producer_ids.FMT,

@@ -12,7 +12,7 @@ from runtime.clock import SystemClock
 from storage.errors import Fenced, NotFound, OffsetOutOfRange, OutcomeUnknown, StorageError, Unavailable
 from storage.formats.control import Control, LogState, encode
 from storage.log.batch import Appended
-from storage.log.trim import HIGH_WATERMARK, decide_trim
+from storage.log.trim import HIGH_WATERMARK, Fencer, decide_fence, decide_trim
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Put
@@ -220,3 +220,42 @@ async def test_an_offset_of_which_nobody_can_tell_is_asked_for_again() -> None:
 
         with pytest.raises(Unavailable):
             await other.parts.trimmer.trim(PARTITION, 3)
+
+
+def fencer_of(broker: Rig) -> Fencer:
+    parts = broker.parts
+    return Fencer(metadata=broker.metadata, partitions=parts.partitions, control_reads=parts.control_reads)
+
+
+def test_a_fence_is_counted_once_and_nothing_else_changes() -> None:
+    control = Control(sequence_counter=9, log_start=2, fence_epoch=3)
+    fenced = decide_fence(control, fenced=True)
+
+    assert fenced == msgspec.structs.replace(control, log_state=LogState.FENCED, fence_epoch=4)
+    assert fenced is not None
+    assert decide_fence(fenced, fenced=True) is None
+    assert decide_fence(control, fenced=False) is None
+    assert decide_fence(fenced, fenced=False) == msgspec.structs.replace(control, fence_epoch=4)
+    with pytest.raises(NotFound):
+        decide_fence(msgspec.structs.replace(control, log_state=LogState.DELETED), fenced=True)
+
+
+async def test_nothing_is_appended_after_a_fence_has_answered_whatever_was_on_its_way() -> None:
+    async with rig() as broker:
+        await filled(broker, 2)
+        fencer = fencer_of(broker)
+        sending = [broker.send(timed(number)) for number in range(20)]
+        await asyncio.sleep(0)
+        end = await fencer.fence(PARTITION)
+        results = [one for (one,) in await asyncio.gather(*sending)]
+        control = await broker.control()
+        again = await fencer.fence(PARTITION)
+
+        kept = [one.base_offset for one in results if isinstance(one, Appended)]
+        assert [one for one in results if not isinstance(one, Appended | Fenced)] == []
+        assert sorted(kept) == list(range(2, end))
+        assert (control.sequence_counter, control.log_state, again) == (end, LogState.FENCED, end)
+        assert await fencer.unfence(PARTITION) == end
+        (result,) = await broker.send(timed(99))
+        assert isinstance(result, Appended)
+        assert result.base_offset == end

@@ -1,0 +1,658 @@
+"""The log as a library: partitions are appended to, read, compacted and fenced in this process, with no broker and no socket.
+
+    async with open_log("oxia://localhost:6648/default", "s3://bucket/prefix") as log:
+        await log.create_topic("orders", partitions=3)
+        [appended] = await log.append([Group("orders", 0, [b"first", Record(b"second", key=b"k")])])
+        async for record in log.iter_from("orders", 0, appended.start_offset):
+            ...
+
+It is the log of the brokers: those of the same stores read what is appended here, and the other way round. A writer registers as a broker
+that nobody connects to, for its commits need an epoch; docs/library.md has the rest.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import itertools
+import os
+import random
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+import structlog
+
+from broker.fetching.gathering import needs_refresh
+from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
+from broker.handling.record_checks import Refused, TopicRules, check, check_records, rules_of
+from broker.registration import RegisteredLife
+from compactor.assembly import open_compactor, policy_of
+from compactor.plan import CompactionPolicy
+from forebay.commands.debug.opening import check_there
+from process.identity import check_age, check_same, identify_cluster
+from process.settings.errors import StartError
+from process.settings.model import Settings
+from process.settings.urls import is_memory, is_shared
+from process.store_watch import StoreWatch
+from runtime.blocking import ThreadBlocking
+from runtime.clock import Clock, SystemClock
+from runtime.ids import IdSource
+from runtime.supervision import Nursery
+from runtime.telemetry import Telemetry, run_token
+from runtime.turns import in_turns
+from runtime.version import forebay_version
+from storage.cache.blocks import BlockCache
+from storage.catalog.brokers import BrokerDirectory, Role
+from storage.catalog.commit_marks import CommitMarks
+from storage.catalog.producer_ids import ProducerIds
+from storage.catalog.topic_names import validate_name
+from storage.catalog.topics import PARTITIONS_MAX, Topic, Topics
+from storage.errors import NotFound, OffsetOutOfRange, StorageError, Unavailable
+from storage.limits import MIB, SEQUENCE_MAX
+from storage.log.batch import Append, batch_of
+from storage.log.batch import Appended as Settled
+from storage.log.batcher import FlushSettings
+from storage.log.index import check_range, readable
+from storage.log.inline import InlineSettings
+from storage.log.partition import PartitionLog
+from storage.log.parts import LogParts
+from storage.log.parts import open_log as open_parts
+from storage.log.trim import Fencer
+from storage.log.writers import BrokerEpoch
+from storage.opening import Stores, open_stores
+from storage.record_values import (
+    NO_SENDER,
+    RECORDS_PER_STEP,
+    Record,
+    SequencedBy,
+    StoredRecord,
+    Written,
+    batch_bytes,
+    codec_number,
+    cut,
+    read_values,
+    write_batch,
+    write_values_in_steps,
+)
+from storage.recordbatch import stamp_log_append_time
+from storage.records import compress_records, decompress_records
+from storage.vocabulary import PartitionId
+
+__all__ = [
+    "Appended",
+    "Bounds",
+    "CannotOpen",
+    "Group",
+    "Log",
+    "Producer",
+    "Record",
+    "RecordsRefused",
+    "StoredRecord",
+    "SyncLog",
+    "open_log",
+    "open_log_sync",
+]
+
+Mode = Literal["both", "read", "write"]
+Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+
+PRODUCE_VERSION: Final = 11
+CACHE_BYTES: Final = 64 * MIB
+APPENDING_BYTES_MAX: Final = 256 * MIB
+"""Bytes of batches without a result yet. More is refused as `Unavailable`, and nothing of it is appended."""
+RULES_KEPT_MAX: Final = 10_000
+READ_BYTES: Final = MIB
+FOLLOW_WAIT_S: Final = 30.0
+DRAIN_S: Final = 30.0
+TIMESTAMP_MAX: Final = 2**63 - 1
+NO_EPOCH: Final = -1
+
+R = TypeVar("R")
+
+_log = structlog.get_logger("log")
+
+
+class CannotOpen(Exception):
+    """The stores cannot be opened as they are. The message names the cause and the fix."""
+
+
+class RecordsRefused(StorageError):
+    """The topic does not take these records: nothing was appended, and no repeat will be."""
+
+
+class Producer(NamedTuple):
+    """An idempotent producer: of two appends with one sequence, one happens. It is forgotten a day after its last append."""
+
+    id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Records of one partition. They are appended together, as one batch, or not at all.
+
+    `sequence`, with a producer: 0 at first, then `Appended.next_sequence`. A group whose fate is unknown is appended again with the same
+    records and the same sequence.
+    """
+
+    topic: str
+    partition: int
+    records: Sequence[bytes | Record]
+    sequence: int | None = None
+
+
+class Appended(NamedTuple):
+    """The group is durable at these offsets, the last one included. `is_duplicate`: it was there before."""
+
+    start_offset: int
+    end_offset: int
+    log_start_offset: int
+    is_duplicate: bool
+    next_sequence: int | None
+
+
+class Bounds(NamedTuple):
+    """Offsets that can be read: from `start` to before `end`."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    stores: Stores
+    log: LogParts
+    topics: Topics
+    waiters: Waiters
+    fencer: Fencer
+    producer_ids: ProducerIds
+    blocking: ThreadBlocking
+    clock: Clock
+    settings: Settings
+
+
+class Log:
+    """What `open_log` opens. Its methods may be called side by side, by tasks of the loop that opened it.
+
+    Each raises a `StorageError` (storage/errors.py): `Unavailable` (nothing happened: again, later), `OutcomeUnknown`, `NotFound`,
+    `Fenced`, `OffsetOutOfRange`, `Corrupt`; and ValueError or TypeError for arguments that are wrong by themselves.
+    """
+
+    def __init__(self, parts: _Parts, mode: Mode) -> None:
+        self._parts = parts
+        self._mode = mode
+        self._rules: dict[str, tuple[Topic, TopicRules]] = {}
+
+    async def create_topic(self, topic: str, partitions: int = 1) -> None:
+        """Create a topic with the default configs. Raises `AlreadyExists`. Cancelled: it may have happened."""
+        self._may("write")
+        if (problem := validate_name(topic)) is not None:
+            raise ValueError(problem)
+        if not 0 < partitions <= PARTITIONS_MAX:
+            raise ValueError(f"{partitions} partitions: a topic has 1 to {PARTITIONS_MAX}")
+        await self._parts.topics.create(topic, partition_count=partitions, replication_factor=1, configs={})
+
+    async def new_producer(self) -> Producer:
+        """A producer that nobody else has."""
+        self._may("write")
+        return Producer(await self._parts.producer_ids.next(), 0)
+
+    async def append(
+        self, groups: Sequence[Group], producer: Producer | None = None, *, compression: Codec = "none"
+    ) -> list[Appended | StorageError]:
+        """Append each group, or say why not: one result a group, in their order. Groups are independent of each other.
+
+        Records without a time get that of the append. A topic with a `compression.type` of its own decides instead of `compression`.
+        Calls side by side may overtake each other. Cancelled: any of the groups may have been appended.
+        """
+        self._may("write")
+        seen: set[tuple[str, int]] = set()
+        for place, group in enumerate(groups):
+            _check_group(place, group, producer)
+            if (group.topic, group.partition) in seen:
+                raise ValueError(f"groups[{place}]: {group.topic}-{group.partition} is named twice: put its records together")
+            seen.add((group.topic, group.partition))
+        found = await self._parts.topics.lookup({group.topic for group in groups})
+        appends = [self._append(group, found.get(group.topic), producer, compression) for group in groups]
+        return list(await asyncio.gather(*appends))
+
+    async def bounds(self, topic: str, partition: int) -> Bounds:
+        """As new as every append that was acknowledged to anybody."""
+        self._may("read")
+        log = await self._log(topic, partition)
+        await self._parts.log.control_reads.refresh([log])
+        control = readable(log)
+        return Bounds(control.log_start, control.sequence_counter)
+
+    async def read_offset(self, topic: str, partition: int, offset: int) -> StoredRecord | None:
+        """The record at that offset; None if compaction has removed it. Raises `OffsetOutOfRange`, also at the end of the log."""
+        found = await self.read_range(topic, partition, offset, offset + 1, max_bytes=1)
+        if not found and offset == (bounds := await self.bounds(topic, partition)).end:
+            raise OffsetOutOfRange(f"offset {offset} is the end of the log", log_start=bounds.start, high_watermark=bounds.end)
+        return found[0] if found else None
+
+    async def read_range(
+        self, topic: str, partition: int, start: int, end: int | None = None, *, max_bytes: int = READ_BYTES
+    ) -> list[StoredRecord]:
+        """The records from `start` to before `end`, or before the end of the log if that comes first. No further batch is read once those
+        that were read have `max_bytes`, as they are stored; so there is at least one record, unless there is none.
+        """
+        self._may("read")
+        log = await self._log(topic, partition)
+        await self._refresh(log, start, to_end=end is None or end > log.seen.high_watermark)
+        limit = readable(log).sequence_counter if end is None else min(end, readable(log).sequence_counter)
+        found: list[StoredRecord] = []
+        left = max_bytes
+        while start < limit and (not found or left > 0):
+            views, following = await self._run(log, start, max(left, 1))
+            left -= sum(map(len, views))
+            async for records in self._decoded(views, start):
+                found += [record for record in records if record.offset < limit]
+            start = following
+        return found
+
+    async def iter_from(self, topic: str, partition: int, offset: int, *, follow: bool = False) -> AsyncGenerator[StoredRecord, None]:
+        """Record after record from `offset` on: to the end that the log has when this begins, or with `follow` until it is closed."""
+        async with contextlib.aclosing(self.steps_from(topic, partition, offset, follow=follow)) as steps:
+            async for records in steps:
+                for record in records:
+                    yield record
+
+    async def steps_from(
+        self, topic: str, partition: int, offset: int, *, follow: bool = False
+    ) -> AsyncGenerator[list[StoredRecord], None]:
+        """As `iter_from`, up to RECORDS_PER_STEP records at a time."""
+        self._may("read")
+        log = await self._log(topic, partition)
+        await self._refresh(log, offset, to_end=True)
+        end = readable(log).sequence_counter
+        while True:
+            while offset < end:
+                views, following = await self._run(log, offset, READ_BYTES)
+                async for records in self._decoded(views, offset):
+                    yield records if follow else [record for record in records if record.offset < end]
+                offset = following
+                if needs_refresh(log, offset):
+                    await self._refresh(log, offset)
+            if not follow:
+                return
+            with self._parts.waiters.wait([log]) as wait:
+                await self._parts.log.control_reads.refresh([log])
+                if readable(log).sequence_counter == offset:
+                    await wait.moved(FOLLOW_WAIT_S)
+                    await self._refresh(log, offset)
+            end = readable(log).sequence_counter
+
+    async def compact_once(self, topic: str, partition: int) -> int:
+        """Compact all there is of one partition, beside any compactor. Returns how many entries went into segments."""
+        self._may("write")
+        await self._log(topic, partition)
+        settings = self._parts.settings
+        policy = CompactionPolicy(segment_bytes=policy_of(settings).segment_bytes, entries_due=1)
+
+        @contextlib.asynccontextmanager
+        async def shared(_: Telemetry) -> AsyncIterator[Stores]:
+            yield self._parts.stores
+
+        async with open_compactor(settings, stores=shared, policy=policy, is_paced=False) as compactor:
+            report = await compactor.upkeep.cycle(only={topic}, number=partition, is_share=False)
+        for error in report.failed.values():
+            raise error
+        if report.blocked:
+            raise Unavailable(f"nothing was compacted: {report.blocked}")
+        return report.entries
+
+    async def fence(self, topic: str, partition: int) -> int:
+        """Let nobody append to the partition: broker or library, it is refused as `Fenced`. Returns the end of the log, final by now."""
+        self._may("write")
+        return await self._parts.fencer.fence((await self._log(topic, partition)).partition)
+
+    async def unfence(self, topic: str, partition: int) -> int:
+        """Let the partition take appends again. Returns the end of the log."""
+        self._may("write")
+        return await self._parts.fencer.unfence((await self._log(topic, partition)).partition)
+
+    async def _refresh(self, log: PartitionLog, offset: int, *, to_end: bool = False) -> None:
+        """Read the control record again, if `offset` or the end of the log may be older than what others know."""
+        if to_end or needs_refresh(log, offset):
+            await self._parts.log.control_reads.refresh([log])
+        check_range(log, offset)
+
+    async def _run(self, log: PartitionLog, offset: int, bytes_max: int) -> tuple[Sequence[memoryview], int]:
+        """Whole batches from the one that holds `offset` on, and the offset behind them."""
+        reader = self._parts.log.reader
+        run = reader.cached(log, offset) or await reader.stored_within(
+            log, offset, bytes_max=bytes_max, at_least_one=True, is_in_order=True
+        )
+        assert run is not None, "at least one"
+        found = run.from_offset(offset, bytes_max, at_least_one=True)
+        assert found is not None, "at least one"
+        return found
+
+    async def _decoded(self, views: Sequence[memoryview], offset: int) -> AsyncGenerator[list[StoredRecord], None]:
+        """Records from `offset` on, a few at a time."""
+        data = views[0] if len(views) == 1 else memoryview(b"".join(views))
+        for batch in cut(data):
+            if batch.is_control or batch.next_offset <= offset:
+                continue
+            body = bytes(batch.body)
+            if batch.codec:
+                body = await self._parts.blocking.run(partial(_decompressed, body, batch.codec))
+            reading = read_values(batch.header, body)
+            while records := list(itertools.islice(reading, RECORDS_PER_STEP)):
+                yield [record for record in records if record.offset >= offset]
+                await asyncio.sleep(0)
+
+    def _may(self, what: Mode) -> None:
+        if self._mode not in ("both", what):
+            raise ValueError(f'this log was opened with mode="{self._mode}": open it with mode="both" to {what}')
+
+    async def _log(self, topic: str, partition: int) -> PartitionLog:
+        found = (await self._parts.topics.lookup([topic])).get(topic)
+        return self._parts.log.partitions.get(_partition_of(found, topic, partition))
+
+    async def _append(self, group: Group, topic: Topic | None, producer: Producer | None, compression: Codec) -> Appended | StorageError:
+        try:
+            return await self._settled(group, topic, producer, compression)
+        except StorageError as error:
+            return error
+
+    async def _settled(self, group: Group, topic: Topic | None, producer: Producer | None, compression: Codec) -> Appended:
+        parts = self._parts
+        partition = _partition_of(topic, group.topic, group.partition)
+        assert topic is not None, "looked at"
+        rules = self._rules_of(topic)
+        now_ms = parts.clock.now_ms()
+        view = await self._batch(group, rules, now_ms, producer, compression)
+        header = check(view, rules, version=PRODUCE_VERSION)
+        if not isinstance(header, Refused) and (rules.reads_records or header.max_timestamp - now_ms > rules.after_max_ms):
+            header = await parts.blocking.run(partial(check_records, view, header, rules, now_ms)) or header
+        if isinstance(header, Refused):
+            raise RecordsRefused(f"{group.topic}-{group.partition}: {header.message}")
+        if parts.log.appender.buffered_bytes + len(view) > APPENDING_BYTES_MAX:
+            raise Unavailable(f"more than {APPENDING_BYTES_MAX} bytes are being appended: wait for results")
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        append = Append(group, lambda _append: None if settled.done() else settled.set_result(None), [None], 1)
+        batch = batch_of(view, header, append, 0)
+        if rules.is_log_append:
+            stamp_log_append_time(view, now_ms)
+            batch.max_timestamp = now_ms
+        parts.log.appender.submit(parts.log.partitions.get(partition), batch)
+        await settled
+        (result,) = append.results
+        if isinstance(result, StorageError):
+            raise result
+        assert isinstance(result, Settled), "an append is done when its batch has a result"
+        count = len(group.records)
+        following = None if group.sequence is None else (group.sequence + count) & SEQUENCE_MAX
+        return Appended(result.base_offset, result.base_offset + count - 1, result.log_start, result.is_duplicate, following)
+
+    async def _batch(self, group: Group, rules: TopicRules, now_ms: int, producer: Producer | None, compression: Codec) -> memoryview:
+        written: Written = await in_turns(write_values_in_steps(group.records, now_ms=now_ms))
+        codec = codec_number(compression) if rules.codec is None else rules.codec
+        packed = written.body
+        if codec:
+            packed = await self._parts.blocking.run(lambda: bytes(compress_records(written.body, codec, rules.level)))
+        sender = NO_SENDER
+        if producer is not None and group.sequence is not None:
+            sender = SequencedBy(producer.id, producer.epoch, group.sequence)
+        view = memoryview(bytearray(batch_bytes(packed)))
+        write_batch(view, written, packed, codec, sender)
+        return view
+
+    def _rules_of(self, topic: Topic) -> TopicRules:
+        known = self._rules.get(topic.name)
+        if known is None or known[0] is not topic:
+            if len(self._rules) >= RULES_KEPT_MAX:
+                self._rules.clear()
+            known = self._rules[topic.name] = topic, rules_of(topic)
+        return known[1]
+
+
+def _decompressed(body: bytes, codec: int) -> bytes:
+    return bytes(decompress_records(body, codec))
+
+
+def _partition_of(topic: Topic | None, name: str, partition: int) -> PartitionId:
+    if topic is None:
+        raise NotFound(f"no such topic: {name!r}")
+    if not 0 <= partition < topic.partition_count:
+        raise NotFound(f"no such partition: {name}-{partition}, the topic has {topic.partition_count}")
+    return topic.partition(partition)
+
+
+def _check_group(place: int, group: Group, producer: Producer | None) -> None:
+    named = f"groups[{place}] ({group.topic}-{group.partition})"
+    if not group.records:
+        raise ValueError(f"{named}: no records")
+    if (group.sequence is None) != (producer is None):
+        raise ValueError(f"{named}: a producer and a sequence belong together: give both, or neither")
+    for index, record in enumerate(group.records):
+        if isinstance(record, Record):
+            if record.timestamp_ms is not None and not 0 <= record.timestamp_ms <= TIMESTAMP_MAX:
+                raise ValueError(f"{named}: records[{index}].timestamp_ms {record.timestamp_ms} is not from 0 to {TIMESTAMP_MAX}")
+        elif not isinstance(record, bytes):
+            raise TypeError(f"{named}: records[{index}] is {type(record).__name__}: give bytes, or a Record")
+
+
+def _settings(metadata_url: str, storage_url: str) -> Settings:
+    try:
+        return Settings(metadata={"url": metadata_url}, storage={"url": storage_url})
+    except ValueError as error:
+        raise CannotOpen(str(error)) from error
+
+
+@contextlib.asynccontextmanager
+async def open_log(metadata_url: str, storage_url: str, mode: Mode = "both") -> AsyncIterator[Log]:
+    """The log of these stores (`metadata.url` and `storage.url` of a broker), for as long as the context is open.
+
+    A mode that writes begins a cluster in empty stores, and registers; leaving the context waits for what is being appended. `read`
+    registers nothing and writes nothing. Raises `CannotOpen`, and what it waits for may be cancelled.
+    """
+    if mode not in ("both", "read", "write"):
+        raise ValueError(f'mode="{mode}": expected "both", "read" or "write"')
+    settings = _settings(metadata_url, storage_url)
+    async with contextlib.AsyncExitStack() as closing:
+        try:
+            parts = await _open(settings, mode, closing)
+        except (StartError, StorageError) as error:
+            raise CannotOpen(str(error)) from error
+        yield Log(parts, mode)
+
+
+async def _open(settings: Settings, mode: Mode, closing: contextlib.AsyncExitStack) -> _Parts:
+    clock, telemetry = SystemClock(), Telemetry(run=run_token())
+    ids = IdSource(clock=clock)
+    is_writer = mode != "read"
+    if not is_writer and not is_memory(settings.metadata.url):
+        check_there(settings)
+    refused: list[str] = []
+    opened: list[LogParts] = []
+
+    def refuse(cause: str) -> None:
+        refused.append(cause)
+        for parts in opened:
+            parts.refuse(cause)
+
+    stores = await closing.enter_async_context(
+        open_stores(
+            storage_url=settings.storage.url,
+            s3_client=settings.storage.s3_client,
+            metadata_url=settings.metadata.url,
+            clock=clock,
+            ids=ids,
+            telemetry=telemetry,
+            on_metadata_lost=refuse,
+        )
+    )
+    directory = BrokerDirectory(stores.metadata, clock=clock)
+    closing.callback(directory.close)
+    life: RegisteredLife | None = None
+    epoch = BrokerEpoch(NO_EPOCH, registered_epoch=lambda: None, live=directory.epochs_now)
+    nursery = Nursery()
+    if is_writer:
+        await stores.metadata.probe()
+        await stores.objects.probe()
+        cluster = await identify_cluster(stores, settings, ids, clock, accept_new_store=False)
+        await check_age(stores, settings, ids, clock, accept_older=False)
+        life = RegisteredLife(
+            directory, listeners=(), rack=None, version=forebay_version(), fixed_id=None, telemetry=telemetry, roles={Role.PRODUCE}
+        )
+        epoch = await life.begin()
+        closing.push_async_callback(life.end)
+        await closing.enter_async_context(nursery)
+        nursery.spawn(life.stay(), name="stay-registered")
+        nursery.spawn(directory.follow_level(), name="follow-format-level")
+        nursery.spawn(StoreWatch(stores, settings, cluster, on_lost=lambda _store, cause: refuse(cause)).run(), name="store-watch")
+        if stores.versions is not None:
+            marks = CommitMarks(stores.objects, commits=stores.versions.commits, broker_id=lambda: directory.own_id, ids=ids, clock=clock)
+            nursery.spawn(marks.run(), name="commit-marks")
+            closing.push_async_callback(marks.put)
+    else:
+        await check_same(stores, settings)
+        await closing.enter_async_context(nursery)
+    blocking = ThreadBlocking(threads=1, name="log")
+    closing.callback(blocking.close)
+    topics = Topics(stores.metadata, clock=clock, ids=ids, telemetry=telemetry)
+    closing.callback(topics.close)
+    nursery.spawn(topics.watch(), name="topics-watch")
+    parts = open_parts(
+        metadata=stores.metadata,
+        objects=stores.objects,
+        blocks=BlockCache(stores.objects, bytes_max=CACHE_BYTES if mode != "write" else 0, clock=clock, telemetry=telemetry),
+        tail_bytes_max=CACHE_BYTES if mode == "both" else 0,
+        inline=InlineSettings(
+            bytes_max=settings.storage.inline_bytes,
+            commits_per_s=settings.storage.inline_commits_per_second if is_shared(settings.metadata.url) else None,
+        ),
+        level=lambda: directory.level,
+        flush=FlushSettings(interval_s=settings.storage.flush_interval.total_seconds(), bytes_max=settings.storage.flush_bytes),
+        epoch=epoch,
+        ids=ids,
+        clock=clock,
+        chance=random.Random(os.urandom(16)),  # noqa: S311 - for pauses
+        nursery=nursery,
+        telemetry=telemetry,
+        walking=blocking,
+        doubt=None if stores.versions is None else stores.versions.doubt,
+        former=topics.former,
+    )
+    opened.append(parts)
+    for cause in refused:
+        parts.refuse(cause)
+    waiters = Waiters(
+        metadata=stores.metadata,
+        partitions=parts.partitions,
+        control_reads=parts.control_reads,
+        clock=clock,
+        trusted_poll_s=TRUSTED_POLL_S,
+    )
+    nursery.spawn(waiters.run(), name="waiters")
+    closing.push_async_callback(_drain, parts)
+    fencer = Fencer(metadata=stores.metadata, partitions=parts.partitions, control_reads=parts.control_reads)
+    return _Parts(stores, parts, topics, waiters, fencer, ProducerIds(stores.metadata), blocking, clock, settings)
+
+
+async def _drain(parts: LogParts) -> None:
+    try:
+        async with asyncio.timeout(DRAIN_S):
+            await parts.appender.drain()
+    except TimeoutError:
+        _log.warning("commits_abandoned", after_s=DRAIN_S)
+    parts.appender.stop()
+
+
+class SyncLog:
+    """A `Log` for code without an event loop: each method blocks until it is done. Any thread may call it."""
+
+    def __init__(self, log: Log, loop: asyncio.AbstractEventLoop) -> None:
+        self._log = log
+        self._loop = loop
+
+    def create_topic(self, topic: str, partitions: int = 1) -> None:
+        self._run(self._log.create_topic(topic, partitions))
+
+    def new_producer(self) -> Producer:
+        return self._run(self._log.new_producer())
+
+    def append(
+        self, groups: Sequence[Group], producer: Producer | None = None, *, compression: Codec = "none"
+    ) -> list[Appended | StorageError]:
+        return self._run(self._log.append(groups, producer, compression=compression))
+
+    def bounds(self, topic: str, partition: int) -> Bounds:
+        return self._run(self._log.bounds(topic, partition))
+
+    def read_offset(self, topic: str, partition: int, offset: int) -> StoredRecord | None:
+        return self._run(self._log.read_offset(topic, partition, offset))
+
+    def read_range(
+        self, topic: str, partition: int, start: int, end: int | None = None, *, max_bytes: int = READ_BYTES
+    ) -> list[StoredRecord]:
+        return self._run(self._log.read_range(topic, partition, start, end, max_bytes=max_bytes))
+
+    def iter_from(self, topic: str, partition: int, offset: int, *, follow: bool = False) -> Iterator[StoredRecord]:
+        """As `Log.iter_from`. A thread that follows waits in `next`."""
+        steps = self._log.steps_from(topic, partition, offset, follow=follow)
+        try:
+            while (records := self._run(_next(steps))) is not None:
+                yield from records
+        finally:
+            self._run(steps.aclose())
+
+    def compact_once(self, topic: str, partition: int) -> int:
+        return self._run(self._log.compact_once(topic, partition))
+
+    def fence(self, topic: str, partition: int) -> int:
+        return self._run(self._log.fence(topic, partition))
+
+    def unfence(self, topic: str, partition: int) -> int:
+        return self._run(self._log.unfence(topic, partition))
+
+    def _run(self, call: Coroutine[Any, Any, R]) -> R:
+        under_way = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return under_way.result()
+        except BaseException:
+            under_way.cancel()
+            raise
+
+
+async def _next(steps: AsyncGenerator[list[StoredRecord], None]) -> list[StoredRecord] | None:
+    return await anext(steps, None)
+
+
+@contextlib.contextmanager
+def open_log_sync(metadata_url: str, storage_url: str, mode: Mode = "both") -> Iterator[SyncLog]:
+    """As `open_log`, with an event loop in a thread of its own."""
+    opened: concurrent.futures.Future[tuple[Log, asyncio.AbstractEventLoop, asyncio.Event]] = concurrent.futures.Future()
+
+    async def hold() -> None:
+        left = asyncio.Event()
+        async with open_log(metadata_url, storage_url, mode) as log:
+            opened.set_result((log, asyncio.get_running_loop(), left))
+            await left.wait()
+
+    ended: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            asyncio.run(hold())
+        except BaseException as error:  # noqa: BLE001 - whoever opened it is told
+            ended.append(error)
+            if not opened.done():
+                opened.set_exception(error)
+
+    thread = threading.Thread(target=run, name="forebay-log", daemon=True)
+    thread.start()
+    log, loop, left = opened.result()
+    try:
+        yield SyncLog(log, loop)
+    finally:
+        with contextlib.suppress(RuntimeError):  # it has ended by itself, and says why
+            loop.call_soon_threadsafe(left.set)
+        thread.join()
+    for error in ended:
+        raise error
