@@ -33,6 +33,7 @@ from broker.leadership import Leadership, leadership_of
 from broker.leaving import Leaving
 from broker.registration import RegisteredLife
 from broker.responses import Responses
+from broker.roles import OwnRoles
 from broker.server import ConnectionLimits, Server
 from process.accepting import bind
 from process.cost.meter import CostMeter
@@ -55,7 +56,7 @@ from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry, run_token
 from runtime.version import forebay_version
 from storage.cache.blocks import BlockCache
-from storage.catalog.brokers import HTTP_LISTENER, BrokerDirectory, Endpoint
+from storage.catalog.brokers import HTTP_LISTENER, BrokerDirectory, Endpoint, Role
 from storage.catalog.cluster import ClusterRecord
 from storage.catalog.commit_marks import CommitMarks
 from storage.catalog.confirmed_topics import ConfirmedTopics
@@ -110,6 +111,7 @@ class Broker:
     ) -> None:
         self._marks = marks
         self.http = http
+        self.roles = http.parts.roles.own
         self.cost = cost
         self.cluster_id = cluster_id
         self.listeners = listeners
@@ -205,15 +207,20 @@ async def open_broker(
             version=forebay_version(),
             fixed_id=settings.broker.id,
             telemetry=telemetry,
+            roles=(own_roles := frozenset(map(Role, settings.broker.roles))),
             on_change=readiness.note_registration,
         )
         epoch = await _begun(life)
+        roles = OwnRoles(own_roles, brokers=directory, telemetry=telemetry)
         announce("broker registered", {"broker_id": life.broker_id, "epoch": epoch.current, "cluster_id": cluster})
 
         nursery = await closing.enter_async_context(Nursery())
         nursery.spawn(life.stay(), name="stay-registered")
         nursery.spawn(directory.follow_level(), name="follow-format-level")
         nursery.spawn(directory.watch(), name="brokers-watch")
+        if not roles.is_whole:
+            await roles.look()
+            nursery.spawn(roles.run(), name="roles")
         walking = ThreadBlocking(threads=1, name="time-search")
         closing.callback(walking.close)
         soon = asyncio.get_running_loop().call_soon_threadsafe
@@ -305,6 +312,7 @@ async def open_broker(
             topic_defaults=TopicDefaults(settings.kafka.auto_create_topics, settings.kafka.default_partitions),
             groups=groups,
             administration=Administration(audit.write if audit is not None else None),
+            roles=roles,
         )
         leaving = Leaving(clock=clock)
         compressing = ThreadBlocking(threads=THREADS, name="recompress")
@@ -317,7 +325,7 @@ async def open_broker(
             reader=parts.reader,
             waiters=waiters,
             clock=clock,
-            replicas=PreferredReplicas(brokers=directory, leadership=strategy, rack=settings.broker.rack, clock=clock),
+            replicas=PreferredReplicas(brokers=directory, leadership=strategy, rack=settings.broker.rack, clock=clock, roles=roles),
         )
         admission = Admission(
             bytes_max=settings.storage.max_buffer_bytes, telemetry=telemetry, soon=soon, later=asyncio.get_running_loop().call_later
@@ -331,6 +339,7 @@ async def open_broker(
                 recompression=recompression,
                 clock=clock,
                 reads_records=settings.kafka.validate_records == "full",
+                refuses=None if Role.PRODUCE in roles.own else partial(roles.refuses, Role.PRODUCE),
             ),
             fetch_handler=fetching,
             leaving=leaving,

@@ -13,6 +13,7 @@ from broker.coordination.rendezvous import Candidate, rank_candidates
 from storage.vocabulary import TopicId
 
 ZONE_FIELD: Final = "zone="
+CONSUME_FIELD: Final = "role=consume"
 
 
 class Asker(NamedTuple):
@@ -29,6 +30,11 @@ class Asker(NamedTuple):
             if name.startswith(ZONE_FIELD) and len(name) > len(ZONE_FIELD):
                 return name.removeprefix(ZONE_FIELD)
         return None
+
+    @property
+    def wants_to_consume(self) -> bool:
+        """Whether the client id has the field `role=consume`: then brokers that serve readers are named leaders."""
+        return any(field.strip() == CONSUME_FIELD for field in (self.client_id or "").split(","))
 
     @property
     def key(self) -> str:

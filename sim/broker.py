@@ -15,6 +15,7 @@ from broker.handling.recompression import Recompression
 from broker.leadership import leadership_of
 from broker.registration import RegisteredLife
 from broker.responses import Responses
+from broker.roles import OwnRoles
 from runtime.blocking import InlineBlocking
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
@@ -28,7 +29,7 @@ from sim.metadata import SimMetadata
 from sim.objects import SimObjects
 from sim.shards import Shards
 from storage.cache.blocks import BlockCache
-from storage.catalog.brokers import BrokerDirectory, Endpoint
+from storage.catalog.brokers import ALL_ROLES, BrokerDirectory, Endpoint
 from storage.catalog.commit_marks import CommitMarks
 from storage.catalog.confirmed_topics import ConfirmedTopics
 from storage.catalog.producer_ids import ProducerIds
@@ -294,6 +295,7 @@ class SimBroker:
             topic_defaults=TopicDefaults(auto_create=False),
             groups=cast("Coordinator", None),  # groups have a world of their own
             administration=Administration(),
+            roles=OwnRoles(ALL_ROLES, brokers=directory, telemetry=telemetry),
         )
         produce = Produce(
             topics=topics,

@@ -1,4 +1,4 @@
-"""Sending readers to a broker of their own zone (KIP-392): which broker a client that names its rack should fetch from.
+"""Sending readers to a broker of their own zone, or to one that has the role `consume` (KIP-392): which broker a client should fetch from.
 
 A broker of the client's rack never sends it on, so there is no going in circles. A client may come back all the same: the broker is gone,
 or not in the replicas of a topic with few of them, where Java clients do not go. So a connection is sent away once in ASK_AGAIN_S at most,
@@ -11,8 +11,9 @@ from typing import Final, Protocol
 
 from broker.coordination.rendezvous import Candidate
 from broker.leadership import Asker, Leadership, Question, nearest
+from broker.roles import OwnRoles
 from runtime.clock import Clock
-from storage.catalog.brokers import BrokerDirectory
+from storage.catalog.brokers import BrokerDirectory, Role, able
 from storage.errors import StorageError
 from storage.vocabulary import PartitionId
 
@@ -38,18 +39,29 @@ class Fetcher(Protocol):
 
 
 class PreferredReplicas:
-    """`rack` is this broker's own."""
+    """`rack` is this broker's own, and so are `roles`; without them it has all."""
 
-    def __init__(self, *, brokers: BrokerDirectory, leadership: Leadership, rack: str | None, clock: Clock) -> None:
+    def __init__(
+        self, *, brokers: BrokerDirectory, leadership: Leadership, rack: str | None, clock: Clock, roles: OwnRoles | None = None
+    ) -> None:
+        self._roles = roles
         self._brokers = brokers
         self._leadership = leadership
         self._rack = rack
         self._clock = clock
         self._asked_at_s: weakref.WeakKeyDictionary[Fetcher, float] = weakref.WeakKeyDictionary()
 
+    @property
+    def sends_all_away(self) -> bool:
+        """This broker leaves readers to others, whatever their rack."""
+        return self._roles is not None and self._roles.leaves(Role.CONSUME)
+
     async def near(self, rack: str, reader: Fetcher) -> Near | None:
-        """What names the broker to read a partition from, for a reader of that rack. None: this one is as good as any."""
-        if not rack or rack == self._rack:
+        """What names the broker to read a partition from, for a reader of that rack, or of none if `sends_all_away`. None: this one is as
+        good as any.
+        """
+        leaves = self.sends_all_away
+        if not leaves and (not rack or rack == self._rack):
             return None
         now_s = self._clock.monotonic_s()
         if now_s < self._asked_at_s.get(reader, float("-inf")) + ASK_AGAIN_S:
@@ -59,8 +71,12 @@ class PreferredReplicas:
             records = await self._brokers.live()
         except StorageError:
             return None  # who is near is not known now; to be served from afar is better than not at all
-        live = [Candidate(record.broker_id, record.rack) for record in records if record.endpoint(reader.listener) is not None]
-        if not any(candidate.rack == rack for candidate in live):
+        reached = [record for record in records if record.endpoint(reader.listener) is not None]
+        live = [Candidate(record.broker_id, record.rack) for record in able(reached, Role.CONSUME)]
+        is_near = any(candidate.rack == rack for candidate in live)
+        if not is_near and not (leaves and live):
             return None
         place = self._leadership.placement(Question(Asker(reader.client_id, reader.client_host), self._brokers.own_id, live))
+        if not is_near:
+            return lambda partition: place(partition.topic_id, partition.partition)[0]
         return lambda partition: nearest(place(partition.topic_id, partition.partition), live, rack=rack)

@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 from broker.groups.settings import GroupSettings
 from broker.handling.config_sources import DEFAULT, STATIC_BROKER
-from storage.catalog.brokers import BrokerRecord
+from storage.catalog.brokers import BrokerRecord, Role
 from storage.catalog.topic_configs import TOPIC_CONFIGS, ConfigType
 from storage.limits import FETCH_RESPONSE_BYTES_MAX, FRAME_BYTES_MAX
 
@@ -30,6 +30,7 @@ def broker_configs(
     listeners = ",".join(str(endpoint) for endpoint in record.kafka_listeners)
     names = ",".join(f"{endpoint.name}:PLAINTEXT" for endpoint in record.kafka_listeners)
     number = str(record.broker_id)
+    roles = [role.value for role in Role if record.has_role(role)]
     configs = [
         _static("advertised.listeners", ConfigType.STRING, listeners, "The addresses that clients connect to."),
         _static("authorizer.class.name", ConfigType.STRING, "", "There is no authorizer: every client may do everything."),
@@ -37,6 +38,7 @@ def broker_configs(
         _static("auto.leader.rebalance.enable", ConfigType.BOOLEAN, "false", "Any broker serves any partition: nothing is rebalanced."),
         _static("broker.id", ConfigType.INT, number, "This broker's id."),
         _static("broker.rack", ConfigType.STRING, record.rack, "The rack or zone of this broker."),
+        _static("broker.roles", ConfigType.LIST, ",".join(roles), "What clients are sent here for; a name of Forebay's own."),
         _static("controlled.shutdown.enable", ConfigType.BOOLEAN, "true", "A broker that is stopped answers what it has begun."),
         _static("default.replication.factor", ConfigType.INT, "1", "Reported for topics; durability comes from the object store."),
         _static("delete.topic.enable", ConfigType.BOOLEAN, "true", "Topics may be deleted."),

@@ -8,6 +8,7 @@ from broker.groups.coordinator import Coordinator
 from broker.handling.administration import Administration, By
 from broker.handling.large_answers import LargeAnswer, only_one
 from broker.leadership import Leadership
+from broker.roles import OwnRoles
 from runtime.clock import Clock
 from storage.catalog.brokers import BrokerDirectory
 from storage.catalog.confirmed_topics import ConfirmedTopics
@@ -45,6 +46,7 @@ class BrokerParts:
     topic_defaults: TopicDefaults
     groups: Coordinator
     administration: Administration
+    roles: OwnRoles
 
     @property
     def broker_id(self) -> int:

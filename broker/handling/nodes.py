@@ -1,10 +1,12 @@
 """The live brokers as one listener's clients can reach them."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
-from broker.coordination.rendezvous import Candidate
+import msgspec
+
 from broker.handling.context import Context
-from storage.catalog.brokers import BrokerRecord
+from storage.catalog.brokers import ALL_ROLES, BrokerRecord, Role
 
 
 class Node(NamedTuple):
@@ -12,10 +14,10 @@ class Node(NamedTuple):
     host: str
     port: int
     rack: str | None
+    roles: Collection[Role] = ALL_ROLES
 
-    @property
-    def candidate(self) -> Candidate:
-        return Candidate(self.broker_id, self.rack)
+    def has_role(self, role: Role) -> bool:
+        return role in self.roles
 
 
 async def live_nodes(context: Context) -> list[Node]:
@@ -34,12 +36,16 @@ def _reachable(records: list[BrokerRecord], listener: str) -> list[Node]:
     for record in records:
         endpoint = record.endpoint(listener)
         if endpoint is not None:
-            nodes.append(Node(record.broker_id, endpoint.host, endpoint.port, record.rack))
+            roles = ALL_ROLES if record.roles is msgspec.UNSET else record.roles
+            nodes.append(Node(record.broker_id, endpoint.host, endpoint.port, record.rack, roles))
     return nodes
 
 
 def controller_of(nodes: list[Node], *, own_id: int) -> int:
-    """The broker that clients send administration to. Any can do it; the one that answers is certainly alive. -1 if there is none."""
-    if any(node.broker_id == own_id for node in nodes):
+    """The broker that clients send administration to: one of the role `admin`, if there is one. The one that answers is certainly alive.
+    -1 if there is none.
+    """
+    able = [node for node in nodes if node.has_role(Role.ADMIN)] or nodes
+    if any(node.broker_id == own_id for node in able):
         return own_id
-    return nodes[0].broker_id if nodes else -1
+    return able[0].broker_id if able else -1

@@ -19,7 +19,7 @@ from broker.http.parts import HttpParts
 from broker.http.produce import LISTENER
 from broker.protocol.request import Request
 from runtime.turns import Turns
-from storage.catalog.brokers import HTTP_LISTENER
+from storage.catalog.brokers import HTTP_LISTENER, Role
 from storage.catalog.topic_names import INTERNAL
 from storage.catalog.topics import Topic
 
@@ -39,6 +39,7 @@ class BrokerTold(msgspec.Struct, frozen=True):
     rack: str | None
     version: str
     listeners: list[dict[str, str | int]]
+    roles: list[str]
 
 
 class ClusterTold(msgspec.Struct, frozen=True):
@@ -149,6 +150,7 @@ class HttpAdministration:
                 broker.rack,
                 broker.version,
                 [{"name": one.name, "host": one.host, "port": one.port} for one in broker.listeners],
+                [role.value for role in Role if broker.has_role(role)],
             )
             for broker in await self._parts.parts.brokers.live()
         ]

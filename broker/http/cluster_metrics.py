@@ -15,12 +15,13 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from broker.coordination.rendezvous import COORDINATOR_SLOTS, Candidate
+from broker.coordination.rendezvous import COORDINATOR_SLOTS
 from broker.coordination.slots import slots_by_shard
 from broker.groups.stored_groups import read_heads, read_offsets
 from broker.http.guard import SAID_CHARS_MAX, json_response
 from broker.http.parts import HttpParts
-from broker.leadership import Asker, Question
+from broker.leadership import Asker
+from broker.roles import placement_by_role
 from process.http.scrape import TEXT
 from runtime.blocking import Blocking
 from runtime.turns import Turns
@@ -103,8 +104,7 @@ class ClusterMetrics:
         parts, turns = self._parts.parts, Turns()
         brokers = await parts.brokers.live()
         topics = sorted(await parts.topics.all(), key=lambda topic: topic.name)
-        live = [Candidate(broker.broker_id, broker.rack) for broker in brokers]
-        place = parts.leadership.placement(Question(Asker(None, ""), parts.broker_id, live))
+        place = placement_by_role(parts.leadership, Asker(None, ""), brokers, own_id=parts.broker_id)
         partitions: dict[PartitionId, PartitionRead] = {}
         for topic in topics:
             for start in range(0, topic.partition_count, ENDS_AT_ONCE):

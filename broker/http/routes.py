@@ -35,6 +35,7 @@ from process.settings.model import Settings
 from process.settings.urls import without_secrets
 from runtime.blocking import Blocking
 from runtime.version import forebay_version
+from storage.catalog.brokers import Role
 
 OPENAPI_PATH: Final = "/openapi.json"
 _MS_PER_S: Final = 1_000
@@ -54,6 +55,7 @@ class HealthTold(msgspec.Struct, frozen=True):
     ready: bool
     broker_id: int
     started_at_ms: int
+    roles: list[str]
 
 
 class ApiTold(msgspec.Struct, frozen=True):
@@ -305,7 +307,9 @@ class _About:
 
     async def health(self, _: Asked) -> web.Response:
         is_ready = self._is_ready()
-        told = HealthTold("ready" if is_ready else "not ready", is_ready, self._parts.parts.broker_id, self._started_at_ms)
+        parts = self._parts.parts
+        roles = [role.value for role in Role if role in parts.roles.own]
+        told = HealthTold("ready" if is_ready else "not ready", is_ready, parts.broker_id, self._started_at_ms, roles)
         return json_response(200 if is_ready else 503, told)
 
     async def openapi(self, _: Asked) -> web.Response:

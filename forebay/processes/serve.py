@@ -8,7 +8,7 @@ import contextlib
 import gc
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -38,6 +38,7 @@ from runtime.logs import ProcessLog
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from runtime.version import forebay_version
+from storage.catalog.brokers import Role
 
 if TYPE_CHECKING:
     from broker.assembly import Announce
@@ -74,6 +75,8 @@ class ServedBroker(Protocol):
 
     @property
     def cost(self) -> CostMeter: ...
+    @property
+    def roles(self) -> Collection[Role]: ...
 
     async def drain(self, *, drain_s: float) -> None: ...
 
@@ -220,7 +223,8 @@ async def http_side(settings: Settings, broker: ServedBroker, *, announce: "Anno
 def facts_of(broker: ServedBroker) -> dict[str, Any]:
     """What `/api/v1/broker` tells. The listeners are those that were bound."""
     listeners = [{"name": name, "host": host, "port": port} for name, host, port in broker.listeners]
-    return {"broker_id": broker.broker_id, "cluster_id": broker.cluster_id, "listeners": listeners}
+    roles = [role.value for role in Role if role in broker.roles]
+    return {"broker_id": broker.broker_id, "cluster_id": broker.cluster_id, "roles": roles, "listeners": listeners}
 
 
 def _imported_http() -> tuple[Any, Any]:

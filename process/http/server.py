@@ -208,7 +208,8 @@ class HttpServer:
     async def _readyz(self, _: web.Request) -> web.Response:
         health = self._readiness.sum_up()
         checks = {name: {"ok": check.ok, "error": check.error, "since": _stamp(check.since_ms)} for name, check in health.checks.items()}
-        return _json(200 if health.is_ready else 503, {"status": health.status, "checks": checks})
+        roles = {name: told for name, told in self._about.facts().items() if name == "roles"}
+        return _json(200 if health.is_ready else 503, {"status": health.status, **roles, "checks": checks})
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=await self._text.body(), headers={"Content-Type": TEXT})

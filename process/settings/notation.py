@@ -144,6 +144,21 @@ def one_of(*words: str) -> Notation:
     return Notation(" | ".join(words), parse)
 
 
+def some_of(*words: str) -> Notation:
+    """One word or several, separated by commas; or a list of them."""
+
+    def parse(value: object) -> tuple[str, ...]:
+        items = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value] if value else []
+        named = {word for item in items if (word := str(item).strip())}
+        for word in sorted(named.difference(words)):
+            raise OutOfRangeError(f"has {word!r}, which is none of {', '.join(words)}")
+        if not named:
+            raise OutOfRangeError(f"must name one or more of {', '.join(words)}")
+        return tuple(word for word in words if word in named)
+
+    return Notation(",".join(words), parse, ",".join)
+
+
 def _labels(value: object) -> tuple[tuple[str, str], ...]:
     """`name=value` pairs, separated by commas; or a list of them."""
     if value is None or isinstance(value, str):

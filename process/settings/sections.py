@@ -20,6 +20,7 @@ from process.settings.notation import (
     duration,
     one_of,
     size,
+    some_of,
 )
 from process.settings.urls import METADATA_URL, STORAGE_URL
 from storage.limits import KIB, MIB
@@ -28,12 +29,19 @@ KAFKA_PORT: Final = 9092
 HTTP_PORT: Final = 8070
 _KAFKA_LISTENER: Final = Listener("PLAINTEXT", "127.0.0.1", KAFKA_PORT)
 _HTTP_ADDRESS: Final = HttpAddress("127.0.0.1", HTTP_PORT)
+_ROLES: Final = ("produce", "consume", "groups", "admin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
     id: Annotated[int | None, ASSIGNED_OR_COUNT, "the broker's id; without one, a free one is assigned"] = None
     rack: Annotated[str | None, TEXT_OR_NONE, "the zone this broker runs in; clients of that zone are sent here first"] = None
+    roles: Annotated[
+        tuple[str, ...],
+        some_of(*_ROLES),
+        "what clients are sent here for: to produce, to consume, for groups, for administration; what none of the live brokers has, each "
+        "of them serves. Fewer than all needs format level 4",
+    ] = _ROLES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 COUNTS_OF_THINGS = {
     "forebay_http_streams",
+    "forebay_role",
     "forebay_cost_budget_dollars",
     "forebay_cost_price_dollars",
     "forebay_produce_batches",

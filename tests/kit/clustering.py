@@ -127,6 +127,7 @@ class Cluster:
         flush_interval: str = "5ms",
         inline_bytes: str = "0B",
         http_port: int = 0,
+        roles: str = "produce,consume,groups,admin",
         wrap: Wrap = _unchanged,
     ) -> Member:
         """One more broker, when it is listed. `http_port`: where it says its HTTP API is; 0: nowhere.
@@ -134,7 +135,7 @@ class Cluster:
         `leadership` is a strategy of the test's own; `wrap` stands between it and the metadata."""
         settings = Settings.model_validate(
             {
-                "broker": {"id": broker_id, "rack": rack},
+                "broker": {"id": broker_id, "rack": rack, "roles": roles},
                 "kafka": {"listeners": (Listener("PLAINTEXT", HOST, 0),), "leader": leader},
                 "http": {"listen": HttpAddress(HOST, http_port)},
                 "storage": {

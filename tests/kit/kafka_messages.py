@@ -22,12 +22,12 @@ CLIENT_ID: Final = "probe"
 _VERSIONS_MAX: Final = 30
 
 
-def frame(api_key: int, version: int, fields: Mapping[str, Any], *, correlation_id: int) -> bytes:
+def frame(api_key: int, version: int, fields: Mapping[str, Any], *, correlation_id: int, client_id: str = CLIENT_ID) -> bytes:
     """The request without the length before it."""
     schema = load_request_schema(api_key, version)
     structure = describe(schema)
     _refuse_unknown(api_key, fields)
-    header = struct.pack(">hhih", api_key, version, correlation_id, len(CLIENT_ID)) + CLIENT_ID.encode()
+    header = struct.pack(">hhih", api_key, version, correlation_id, len(client_id)) + client_id.encode()
     out = bytearray(header + (b"\x00" if schema.__header_schema__.__flexible__ else b""))
     _encoder(api_key, version)(_value(structure, fields), out)
     return bytes(out)

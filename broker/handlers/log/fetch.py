@@ -2,8 +2,9 @@
 
 Whole batches, the first one even if it is larger than asked for; waits for min_bytes up to max_wait. A read at or above the known end looks
 at the control record again first, so that no broker answers older than what any has acknowledged (docs/design/reading.md, promise 5).
-A reader that names a rack (v11+) is sent to a broker of that rack, if there is one and it is not this one (KIP-392); a reader that stays is
-served. Every broker serves every partition, so no reader is refused for not asking the leader.
+A reader that names a rack (v11+) is sent to a broker of that rack, if there is one and it is not this one (KIP-392); a reader that stays
+is served. So is a reader that comes to a broker without the role `consume`. Every broker serves every partition, so no reader is refused
+for not asking the leader.
 
 Differs from Apache Kafka: no fetch sessions (session id 0, a full fetch each time: KIP-227 allows it); at most FETCH_RESPONSE_BYTES_MAX
 record bytes per response; a partition whose records are read slowly is answered empty while the others have some, and its read goes on;
@@ -41,6 +42,8 @@ from storage.vocabulary import PartitionId, TopicId
 FULL_FETCH_EPOCHS: Final = (0, -1)
 """Epochs of a request that begins a session or does without: it names all its partitions (KIP-227)."""
 FETCH_WAIT_S_MAX: Final = 300.0
+RACKS_MINIMUM: Final = 11
+"""The first version that names the reader's rack, and may be answered with a broker to read from."""
 REFRESH_PATIENCE_S: Final = 3.0
 """How long a request with other partitions to answer waits for a topic, a control record or room."""
 PARTITIONS_WAITING_MAX: Final = 500_000
@@ -116,7 +119,11 @@ class Fetch:
             return FetchResponse([])
         if len(targets) > PARTITIONS_PER_STEP:
             await asyncio.sleep(0)
-        if self._replicas is not None and client is not None and request.rack_id:
+        if (
+            self._replicas is not None
+            and client is not None
+            and (request.rack_id or (version >= RACKS_MINIMUM and self._replicas.sends_all_away))
+        ):
             near = await self._replicas.near(request.rack_id, client)
             if near is not None:
                 await self._send_nearer(targets, near, request.isolation_level)

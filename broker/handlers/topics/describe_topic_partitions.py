@@ -26,9 +26,10 @@ from broker.handling.kio_types import as_broker_id, as_i32, as_topic_name, as_uu
 from broker.handling.nodes import live_nodes
 from broker.handling.operations import OPERATIONS_NOT_ASKED_FOR, TOPIC_OPERATIONS
 from broker.handling.partition_bounds import LEADER_EPOCH
-from broker.leadership import Asker, Placement, Question
+from broker.leadership import Asker, Placement
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from broker.roles import placement_by_role
 from runtime.turns import Turns
 from storage.catalog.topic_names import INTERNAL, validate_name
 from storage.catalog.topics import Topic
@@ -48,7 +49,7 @@ async def handle(context: Context, request: Request[DescribeTopicPartitionsReque
         return _answer(await turns.each(lambda name: _refused(name, ErrorCode.invalid_request), names), None)
     nodes = await live_nodes(context)
     asker = Asker(request.client_id, context.client_host)
-    place = context.parts.leadership.placement(Question(asker, context.parts.broker_id, [node.candidate for node in nodes]))
+    place = placement_by_role(context.parts.leadership, asker, nodes, own_id=context.parts.broker_id)
     found = await _find(context.parts, names)
     left = max(1, min(body.response_partition_limit, PARTITIONS_MAX))
     if left > PLACED_AT_ONCE and _is_large(found.values()):

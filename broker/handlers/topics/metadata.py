@@ -1,10 +1,11 @@
 """Metadata (API key 3), v0-v13.
 
-Lists all live brokers at the listener that was asked by, with racks; the one that answers is the controller. Leaders are named by
-the strategy `kafka.leader` (broker/leadership.py), with leader epoch 0 for ever: any broker serves any partition. Replicas and in-sync
-replicas are the leader and other live brokers, from the largest number of racks, up to the topic's replication factor and the brokers there
-are. Topics: null is all of them, an empty list none (v0: all); by name, or by id (v12+: UNKNOWN_TOPIC_ID). A name that is not there is
-created if the request allows it (before v4 it always does) and `kafka.auto_create_topics` is set, and answered at once, as it exists.
+Lists all live brokers at the listener that was asked by, with racks; the one that answers is the controller. Leaders are named by the
+strategy `kafka.leader` (broker/leadership.py) among those of the role `produce`, with leader epoch 0 for ever: any broker serves any
+partition. Replicas and in-sync replicas are the leader and other live brokers, from the largest number of racks, up to the topic's
+replication factor and the brokers there are. Topics: null is all of them, an empty list none (v0: all); by name, or by id (v12+:
+UNKNOWN_TOPIC_ID). A name that is not there is created if the request allows it (before v4 it always does) and `kafka.auto_create_topics`
+is set, and answered at once, as it exists.
 
 Differs from Apache Kafka: names beside ids in one request are answered, too.
 Raises `StorageError` if the brokers, or all topics, cannot be read: no version has a place to say so that clients heed.
@@ -35,9 +36,10 @@ from broker.handling.kio_types import as_broker_id, as_i32, as_topic_id, as_topi
 from broker.handling.nodes import Node, controller_of, live_and_listed
 from broker.handling.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_ASKED_FOR, TOPIC_OPERATIONS
 from broker.handling.partition_bounds import LEADER_EPOCH
-from broker.leadership import Asker, Placement, Question
+from broker.leadership import Asker, Placement
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
+from broker.roles import placement_by_role
 from runtime.turns import ITEMS_DEFAULT, Turns
 from storage.catalog.topic_names import INTERNAL, validate_name
 from storage.catalog.topics import Topic
@@ -66,9 +68,8 @@ async def handle(context: Context, request: Request[MetadataRequest]) -> Metadat
     body = request.body
     nodes, listed = await live_and_listed(context)
     operations = TOPIC_OPERATIONS if body.include_topic_authorized_operations else OPERATIONS_NOT_ASKED_FOR
-    asker = Asker(request.client_id, context.client_host)
-    question = Question(asker, context.parts.broker_id, [node.candidate for node in nodes])
-    answer = _Answer(context.parts.leadership.placement(question), operations)
+    asker, own_id = Asker(request.client_id, context.client_host), context.parts.broker_id
+    answer = _Answer(placement_by_role(context.parts.leadership, asker, nodes, own_id=own_id), operations)
     if body.topics is None or (request.api_version == 0 and not body.topics):
         everything = await context.parts.topics.all()
         if _is_large(everything):

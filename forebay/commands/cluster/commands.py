@@ -1,5 +1,6 @@
 """`forebay cluster …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ from forebay.kafka_client.options import (
 
 if TYPE_CHECKING:
     from forebay.commands.cluster.health import ClusterHealth
-    from forebay.commands.cluster.views import ClusterFacts
+    from forebay.commands.cluster.views import BrokerLine, ClusterFacts
 
 cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show the brokers of a Kafka cluster and their health.")
 
@@ -30,6 +31,7 @@ WATCH_EVERY_S: Final = 2.0
 WAIT_EVERY_S: Final = 0.5
 WAIT_WITHIN: Final = "60s"
 ANSWER_WITHIN_S: Final = 3.0
+ROLES_CONFIG: Final = "broker.roles"
 
 
 @cluster.command()
@@ -58,8 +60,8 @@ def brokers(
     with failures_reported():
         from forebay.commands.cluster.views import brokers_table
 
-        found = _facts(bootstrap, timeout)
-        Terminal(output, quiet).show(found.brokers, brokers_table(found.brokers))
+        found = _with_roles(bootstrap, timeout, _facts(bootstrap, timeout).brokers)
+        Terminal(output, quiet).show(found, brokers_table(found))
 
 
 @cluster.command()
@@ -181,6 +183,26 @@ def _facts(bootstrap: str, timeout: str) -> "ClusterFacts":
     admin = connection.admin()
     with connection.answers_awaited():
         return cluster_facts(connection.result(admin.describe_cluster(request_timeout=connection.timeout_s)), connection.metadata(admin))
+
+
+def _with_roles(bootstrap: str, timeout: str, lines: "list[BrokerLine]") -> "list[BrokerLine]":
+    """The brokers with the roles that each tells in its configs; those that do not answer, or are not ours, tell none."""
+    import msgspec
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+    from forebay.kafka_client.connection import connect
+
+    within_s = min(seconds(timeout), ANSWER_WITHIN_S)
+    admin = connect(bootstrap, timeout_s=within_s).admin()
+    resources = {str(one.id): ConfigResource(ResourceType.BROKER, str(one.id)) for one in lines}
+    told: dict[str, list[str]] = {}
+    for name, asked in resources.items():
+        with contextlib.suppress(KafkaException, TimeoutError):
+            found = admin.describe_configs([asked], request_timeout=within_s)[asked].result(within_s).get(ROLES_CONFIG)
+            if found is not None and found.value:
+                told[name] = found.value.split(",")
+    return [msgspec.structs.replace(one, roles=told.get(str(one.id))) for one in lines]
 
 
 def _health(bootstrap: str, timeout_s: float) -> "ClusterHealth":

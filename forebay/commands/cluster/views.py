@@ -15,6 +15,8 @@ class BrokerLine(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     rack: str | None
     is_controller: bool
+    roles: list[str] | None = None
+    """What the broker says that clients are sent to it for; None: it does not say."""
 
 
 class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +56,8 @@ def cluster_table(cluster: ClusterFacts) -> str:
 
 
 def brokers_table(brokers: Sequence[BrokerLine]) -> str:
-    return align(("ID", "HOST", "PORT", "RACK"), [(broker.id, broker.host, broker.port, broker.rack or "-") for broker in brokers])
+    rows = [(one.id, one.host, one.port, one.rack or "-", ",".join(one.roles) if one.roles else "-") for one in brokers]
+    return align(("ID", "HOST", "PORT", "RACK", "ROLES"), rows)
 
 
 def health_table(health: ClusterHealth) -> str:

@@ -19,6 +19,7 @@ from process.settings.loading import load
 from process.settings.model import Settings
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
+from storage.catalog.brokers import ALL_ROLES
 from storage.errors import IncompatibleFormat, Unavailable
 from storage.outcomes import StoreOutcomes
 
@@ -34,6 +35,7 @@ class FakeBroker:
         clock = SystemClock()
         self.telemetry = Telemetry()
         self.cost = CostMeter(self.telemetry, Settings(), clock=clock)
+        self.roles = ALL_ROLES
         outcomes = StoreOutcomes(clock=clock, telemetry=self.telemetry)
         self.readiness = Readiness(outcomes=outcomes, clock=clock)
         self.readiness.note_listening()

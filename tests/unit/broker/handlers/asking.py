@@ -3,7 +3,7 @@
 import asyncio
 import io
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -20,10 +20,13 @@ from broker.handling.context import BrokerParts, Context, TopicDefaults
 from broker.leadership import Leadership, SelfLeadership
 from broker.protocol import codec
 from broker.protocol.request import Request
+from broker.roles import OwnRoles
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
-from storage.catalog.brokers import BrokerDirectory, Endpoint
+from runtime.telemetry import Telemetry
+from storage.catalog.brokers import ALL_ROLES, BrokerDirectory, Endpoint, Role
+from storage.catalog.cluster import open_cluster
 from storage.catalog.confirmed_topics import ConfirmedTopics
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topic, Topics
@@ -170,12 +173,15 @@ async def cluster(
     leadership: Leadership | None = None,
     shards: int = 1,
     metadata: FaultyMetadata | None = None,
+    roles: Collection[Role] = ALL_ROLES,
 ) -> AsyncIterator[Cluster]:
     metadata = metadata or FaultyMetadata(MemoryMetadataStore(clock=SystemClock(), shards=shards))
     clock = ManualClock()
+    if ALL_ROLES.difference(roles):
+        await open_cluster(metadata, IdSource(clock=clock), clock)
     brokers = BrokerDirectory(metadata, clock=clock)
     listeners = [Endpoint(LISTENER, f"broker-{broker_id}", 9000 + broker_id), Endpoint(INTERNAL, "internal", 7)]
-    await brokers.register(listeners=listeners, rack="zone-a", version="0", broker_id=broker_id)
+    await brokers.register(listeners=listeners, rack="zone-a", version="0", broker_id=broker_id, roles=roles)
     bounds, timestamps = FakeBounds(metadata), FakeTimestamps()
     trimmer, producers = FakeTrimmer(), FakeProducers()
     audited: list[Mapping[str, object]] = []
@@ -206,6 +212,7 @@ async def cluster(
             topic_defaults=TopicDefaults(auto_create=auto_create, partition_count=partition_count),
             groups=groups,
             administration=Administration(audited.append),
+            roles=OwnRoles(roles, brokers=brokers, telemetry=Telemetry()),
         )
         yield Cluster(metadata, clock, Context(parts, LISTENER, "127.0.0.1"), bounds, timestamps, trimmer, producers, audited)
     await metadata.close()

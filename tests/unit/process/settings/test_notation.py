@@ -19,6 +19,7 @@ from process.settings.notation import (
     show_duration,
     show_size,
     size,
+    some_of,
 )
 
 MIB = 1024 * 1024
@@ -28,6 +29,7 @@ NOTATIONS = (
     count(minimum=1, maximum=10),
     FLAG,
     one_of("a", "b"),
+    some_of("a", "b"),
 )
 
 
@@ -198,3 +200,17 @@ def test_labels_are_pairs_and_are_shown_as_they_are_written() -> None:
 )
 def test_a_label_that_prometheus_would_not_take_is_refused(value: object, phrase: str) -> None:
     assert phrase in phrase_of(LABELS, value)
+
+
+def test_several_words_come_in_their_order_once_each() -> None:
+    notation = some_of("a", "b", "c")
+
+    assert [notation.parse(written) for written in ("c, a", ["b", "b"], ("a",), "a,b,c")] == [("a", "c"), ("b",), ("a",), ("a", "b", "c")]
+    assert notation.show(("a", "c")) == "a,c"
+    for written, message in (
+        ("", "must name one or more of a, b, c"),
+        (None, "must name one or more"),
+        ("a,d", "has 'd', which is none of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            notation.parse(written)

@@ -668,6 +668,7 @@ class FakeReplicas:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, object]] = []
+        self.sends_all_away = False
 
     async def near(self, rack: str, reader: object) -> Callable[[PartitionId], int | None]:
         self.asked.append((rack, reader))
@@ -720,6 +721,21 @@ async def test_a_reader_without_a_rack_is_served_here() -> None:
 
     assert not replicas.asked
     assert [offsets_of(answer) for answer in response.partitions] == [[0]]
+
+
+async def test_a_reader_without_a_rack_is_sent_on_by_a_broker_that_leaves_reading_to_others_if_its_version_can_say_so() -> None:
+    replicas, reader = FakeReplicas(), object()
+    replicas.sends_all_away = True
+    async with node(replicas=replicas) as broker:
+        await broker.create("t", partition_count=2)
+        await broker.send(("t", 1, record_batch(b"a")))
+        old, new = [
+            (await broker.fetch.handle(fetch_request(asking("t", 1)), version=version, client=reader)).partitions  # type: ignore[arg-type]
+            for version in (10, 11)
+        ]
+
+    assert replicas.asked == [("", reader)]
+    assert [(offsets_of(one), one.preferred_read_replica) for one in (*old, *new)] == [([0], -1), ([], 7)]
 
 
 async def test_a_name_that_another_incarnation_has_by_now_is_read_from_that_one_though_no_hint_told_of_it() -> None:
