@@ -61,6 +61,7 @@ FEATURES: Final = (
     SeedFeature(LOG, "dashboards", "forebay generate grafana"),
     SeedFeature(LOG, "load scenarios", "forebay bench load"),
     SeedFeature(LOG, "folder of a run, samples, reconciliation", "forebay bench load"),
+    SeedFeature(LOG, "page that finds what is slow", "docs/slow.md"),
     SeedFeature(LOG, "routing manifest", LATER),
     SeedFeature(LOG, "a stack to watch", LATER),
     SeedFeature(LOG, "settings from the environment", "process/settings/loading.py"),

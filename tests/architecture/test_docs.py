@@ -1,6 +1,7 @@
 """The tables of the documents are those of the code. `make docs` renews them."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,18 @@ def test_every_metric_is_in_the_table_and_named_as_prometheus_does() -> None:
         assert table.count(f"| `{one.name}` |") == 1
         assert one.name.startswith("forebay_")
         assert one.name.endswith(("_total", "_seconds", "_bytes", "_info")) or one.name in COUNTS_OF_THINGS, one.name
+
+
+def test_every_metric_that_a_page_names_exists() -> None:
+    known = {one.name for one in metrics()}
+    found = {
+        (page.name, name)
+        for page in sorted((ROOT / "docs").glob("*.md"))
+        for name in re.findall(r"`(forebay_[a-z0-9_]+)[`{]", page.read_text())
+        if name not in known and re.sub(r"_(bucket|count|sum|total|info)$", "", name) not in known
+    }
+
+    assert found == set()
 
 
 def test_the_parts_outside_the_marks_are_left_alone() -> None:
