@@ -165,12 +165,15 @@ class ConnectionPlaces:
         self._by_count: dict[int, OrderedDict[ClientAddress, None]] = {}
         self._most = 0
         self.count = 0
+        self.silent_count = 0
+        """Connections that no search has found to have sent a request: some may have."""
 
     def has_room(self, arriving: int) -> bool:
         return self.count + arriving < self._connections_max
 
     def take(self, connection: HasPlace) -> None:
         connection.address.silent[connection] = None
+        self.silent_count += 1
         self._note_count(connection.address, 1)
 
     def give_back(self, connection: HasPlace) -> None:
@@ -178,6 +181,7 @@ class ConnectionPlaces:
         address = connection.address
         if connection in address.silent:
             del address.silent[connection]
+            self.silent_count -= 1
         elif connection in address.spoken:
             del address.spoken[connection]
         else:
@@ -205,6 +209,7 @@ class ConnectionPlaces:
                     return connection
                 break  # they are few, so they may just have come
             del address.silent[connection]
+            self.silent_count -= 1
             address.spoken[connection] = None
         looked_at = list(islice(address.spoken, LOOKED_AT_MAX))
         for connection in looked_at:

@@ -126,6 +126,8 @@ class Server:
             make=lambda client_host: self._make(listener_name, client_host),
             has_room=self._has_room,
             make_room=lambda client_host: self._places.make_room(self._addresses.of(client_host)),
+            # Those that arrive say nothing yet, and give their places up before one that has spoken.
+            may_wait=lambda: self._places.silent_count <= self._arriving(),
             fix=MORE_CONNECTIONS,
             nursery=self._nursery,
             telemetry=self._telemetry,
@@ -181,7 +183,10 @@ class Server:
                 await self._all_closed.wait()
 
     def _has_room(self) -> bool:
-        return self._places.has_room(sum(len(acceptor.arriving) for acceptor in self._acceptors))
+        return self._places.has_room(self._arriving())
+
+    def _arriving(self) -> int:
+        return sum(len(acceptor.arriving) for acceptor in self._acceptors)
 
     def _make(self, listener_name: str, client_host: str) -> Connection:
         return Connection(

@@ -77,19 +77,22 @@ class Acceptor(Generic[P]):
         make: Callable[[str], P],
         has_room: Callable[[], bool],
         make_room: Callable[[str], bool],
+        may_wait: Callable[[], bool] = lambda: False,
         fix: str,
         nursery: Nursery,
         telemetry: Telemetry,
     ) -> None:
         """`make` gets the client's address. `has_room`: whether another connection may be added to those open and arriving; without room
-        a new one is closed at once, unless `make_room` closes another for its address and says so. When one is refused the log names
-        the listener and the `fix`.
+        a new one is closed at once, unless `make_room` closes another for its address and says so. `may_wait`, asked while there is no room
+        and some are arriving: whether the next one waits in the backlog until these are open. When one is refused the log names the listener
+        and the `fix`.
         """
         later = asyncio.get_running_loop().call_later
         self._bound = bound
         self._make = make
         self._has_room = has_room
         self._make_room = make_room
+        self._may_wait = may_wait
         self._nursery = nursery
         self._failures = telemetry.counter(ACCEPT_FAILURES)
         self._refused = telemetry.counter(REFUSED)
@@ -121,6 +124,8 @@ class Acceptor(Generic[P]):
         for _ in range(ACCEPTED_AT_ONCE):
             if made == CLOSED_AT_ONCE:
                 return  # what was closed for others is an open file until the loop's next turn
+            if self.arriving and not self._has_room() and self._may_wait():
+                return  # the socket stays readable: the loop calls again when these have come a step further
             try:
                 accepted, address = self._bound.accept()
             except BlockingIOError:

@@ -194,6 +194,19 @@ async def test_connections_that_say_nothing_keep_nobody_out_whose_address_it_may
     assert "kafka.max_connections" in lines[0]["fix"]
 
 
+async def test_a_burst_of_connections_takes_no_place_of_one_that_has_spoken() -> None:
+    async with listening() as served:
+        before = await served.connect()
+        assert await is_served(served, before)
+        with contextlib.ExitStack() as closing:
+            for _ in range(20 * CONNECTIONS_MAX):  # all of them in the backlog, before the loop has its turn
+                closing.enter_context(socket.create_connection(("127.0.0.1", served.port)))
+            assert await until(lambda: served.evicted("idle") == 20 * CONNECTIONS_MAX + 1 - CONNECTIONS_MAX)
+
+            assert await is_served(served, before)
+            assert served.count(REFUSED.name) == 0
+
+
 async def test_of_those_that_have_spoken_the_one_that_was_idle_for_longest_goes() -> None:
     async with listening() as served:
         callers = [await served.connect() for _ in range(CONNECTIONS_MAX)]
