@@ -82,10 +82,10 @@ class Acceptor(Generic[P]):
         nursery: Nursery,
         telemetry: Telemetry,
     ) -> None:
-        """`make` gets the client's address. `has_room`: whether another connection may be added to those open and arriving; without room
-        a new one is closed at once, unless `make_room` closes another for its address and says so. `may_wait`, asked while there is no room
-        and some are arriving: whether the next one waits in the backlog until these are open. When one is refused the log names the listener
-        and the `fix`.
+        """`make` gets the client's address. `has_room`: whether another connection may be added to those open and arriving; without room a
+        new one is closed at once, unless `make_room` closes another for its address and says so. `may_wait`, asked while there is no room
+        and some are arriving: whether the next one waits in the backlog until these are open. When one is refused the log names the
+        listener and the `fix`.
         """
         later = asyncio.get_running_loop().call_later
         self._bound = bound
