@@ -70,7 +70,7 @@ from storage.log.parts import open_log
 from storage.log.traffic import TopicTraffic
 from storage.log.writers import BrokerEpoch
 from storage.objects.requests import caused_by
-from storage.opening import Stores, open_stores
+from storage.opening import Stores, open_shared_blocks, open_stores
 from storage.outcomes import StoreOutcomes
 
 TAIL_SHARE: Final = 3 / 8
@@ -214,6 +214,17 @@ async def open_broker(
         roles = OwnRoles(own_roles, brokers=directory, telemetry=telemetry)
         announce("broker registered", {"broker_id": life.broker_id, "epoch": epoch.current, "cluster_id": cluster})
 
+        shared = await closing.enter_async_context(
+            open_shared_blocks(
+                opened.objects,
+                settings.storage.cache_dir,
+                bytes_max=settings.storage.cache_dir_bytes,
+                cluster=lambda: cluster,
+                ids=ids,
+                clock=clock,
+                telemetry=telemetry,
+            )
+        )
         nursery = await closing.enter_async_context(Nursery())
         nursery.spawn(life.stay(), name="stay-registered")
         nursery.spawn(directory.follow_level(), name="follow-format-level")
@@ -226,7 +237,13 @@ async def open_broker(
         soon = asyncio.get_running_loop().call_soon_threadsafe
         cache_bytes = settings.storage.cache_bytes
         responses = Responses(bytes_max=int(cache_bytes * (1 - TAIL_SHARE - BLOCKS_SHARE)), telemetry=telemetry, soon=soon)
-        blocks = BlockCache(opened.objects, bytes_max=int(cache_bytes * BLOCKS_SHARE), clock=clock, telemetry=telemetry)
+        blocks = BlockCache(
+            shared or opened.objects,
+            bytes_max=int(cache_bytes * BLOCKS_SHARE),
+            clock=clock,
+            telemetry=telemetry,
+            on_damaged=shared.distrust if shared else None,
+        )
         topics = Topics(opened.metadata, clock=clock, ids=ids, telemetry=telemetry)
         closing.callback(topics.close)
         nursery.spawn(topics.watch(), name="topics-watch")
@@ -255,6 +272,7 @@ async def open_broker(
             doubt=None if versions is None else versions.doubt,
             former=topics.former,
             traffic=traffic,
+            shared=shared,
         )
         closing.callback(parts.appender.stop)
         lost.add_done_callback(lambda told: parts.refuse(told.result()))

@@ -24,7 +24,7 @@ from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry, run_token
 from storage.errors import IncompatibleFormat, StorageError, Unavailable
-from storage.opening import Stores, open_stores
+from storage.opening import Stores, open_shared_blocks, open_stores
 
 SUCCESS_AGE_MAX_S: Final = 120.0
 """Beside the interval between two cycles: one without a round or a merge that ended for so long is not healthy."""
@@ -144,10 +144,24 @@ async def open_compactor(
         telemetry.gauge(SEGMENT_AGE_SECONDS).set(settings.compactor.segment_age.total_seconds())
         pace = Pace(settings.compactor.io_bytes_per_s if is_paced else 0, clock=clock, telemetry=telemetry)
         folder = settings.compactor.spool_dir
+        objects = PacedObjects(opened.objects, pace)
+        shared = await closing.enter_async_context(
+            open_shared_blocks(
+                objects,
+                settings.storage.cache_dir,
+                bytes_max=settings.storage.cache_dir_bytes,
+                cluster=lambda: upkeep.cluster_id,
+                ids=ids,
+                clock=clock,
+                telemetry=telemetry,
+                fills=False,  # what was compacted is not read again
+            )
+        )
         compactor: Compactor
         upkeep = Upkeep(
             metadata=opened.metadata,
-            objects=PacedObjects(opened.objects, pace),
+            objects=objects,
+            shared=shared,
             blocking=blocking,
             ids=ids,
             clock=clock,

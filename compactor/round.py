@@ -6,7 +6,7 @@ What one round takes is bounded: partitions that do not fit any more are left fo
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,10 +17,11 @@ from compactor.slices import GatheredSlices
 from compactor.spool import open_spool
 from runtime.blocking import Blocking
 from runtime.clock import Clock
-from storage.errors import EndsEarly, NotFound, StorageError
+from storage.cache.blocks import RangeSource
+from storage.errors import Corrupt, EndsEarly, NotFound, StorageError
 from storage.formats.control import inline_bytes
+from storage.formats.wal import object_key
 from storage.limits import MIB
-from storage.objects.port import ObjectStore
 from storage.vocabulary import PartitionId
 
 BEGUN_TOGETHER: Final = 16
@@ -56,9 +57,17 @@ class Round:
     """One at a time; made anew for each."""
 
     def __init__(
-        self, compaction: Compaction, *, objects: ObjectStore, blocking: Blocking, clock: Clock, limits: RoundLimits | None = None
+        self,
+        compaction: Compaction,
+        *,
+        objects: RangeSource,
+        blocking: Blocking,
+        clock: Clock,
+        limits: RoundLimits | None = None,
+        on_damaged: Callable[[str], None] | None = None,
     ) -> None:
-        """`blocking` runs one call at a time."""
+        """`blocking` runs one call at a time. `on_damaged` hears of each object of a partition whose slices are not what was written."""
+        self._on_damaged = on_damaged
         self._clock = clock
         self._compaction = compaction
         self._objects = objects
@@ -147,6 +156,9 @@ class Round:
             except StorageError as unread:
                 return unread
         except StorageError as error:
+            if isinstance(error, Corrupt) and self._on_damaged is not None:
+                for entry in task.entries:
+                    self._on_damaged(object_key(entry.object_id))
             return error
 
 

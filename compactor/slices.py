@@ -8,13 +8,13 @@ from typing import Final, Protocol
 
 from compactor.gather_plan import RangeRead, Span, plan_reads
 from compactor.spool import Spool
+from storage.cache.blocks import RangeSource
 from storage.errors import Corrupt, StorageError, without_frames
 from storage.formats.control import Entry
 from storage.formats.source import object_of
 from storage.formats.wal import object_key
 from storage.log.readplan import scan
 from storage.log.tail import BatchRun
-from storage.objects.port import ObjectStore
 from storage.recordbatch import BatchHeader, parse_header, restamp, stamp_max_timestamp, verify
 from storage.records import greatest_time, is_time_doubtful
 from storage.vocabulary import Buffer, ObjectId, PartitionId
@@ -32,7 +32,7 @@ class Slices(Protocol):
 class GatheredSlices:
     """`gather` once, then `read`."""
 
-    def __init__(self, objects: ObjectStore, spool: Spool) -> None:
+    def __init__(self, objects: RangeSource, spool: Spool) -> None:
         self._objects = objects
         self._spool = spool
         self._positions: dict[tuple[ObjectId, Span], int] = {}

@@ -44,6 +44,7 @@ from storage.formats.levels import LEVEL_OF_SEGMENTS
 from storage.metadata.port import Applied, MetadataStore, Session
 from storage.objects.port import ObjectStore
 from storage.objects.requests import caused_by
+from storage.objects.shared_blocks import SharedBlocks
 from storage.vocabulary import PartitionId, TopicId
 
 SESSION_TIMEOUT_MS: Final = 15_000
@@ -103,11 +104,15 @@ class Upkeep:
         tidying: TidyPolicy | None = None,
         http: Callable[[], str] = str,
         footprint: Footprint | None = None,
+        shared: SharedBlocks | None = None,
     ) -> None:
-        """`blocking` runs one call at a time. `http`: the address of its metrics, for others to know. `footprint` sums what is listed."""
+        """`blocking` runs one call at a time. `http`: the address of its metrics, for others to know. `footprint` sums what is listed.
+        `shared`: where slices of WAL objects are looked for first.
+        """
         self._footprint = footprint
         self._metadata = metadata
         self._objects = objects
+        self._shared = shared
         self._blocking = blocking
         self._ids = ids
         self._clock = clock
@@ -443,7 +448,14 @@ class Upkeep:
         """Return the partitions that may have more to do, and add those that have got a segment to `grown`. What was appended since the
         cycle began is for the next.
         """
-        one = Round(life.compaction, objects=self._objects, blocking=self._blocking, clock=self._clock, limits=self._limits)
+        one = Round(
+            life.compaction,
+            objects=self._shared or self._objects,
+            blocking=self._blocking,
+            clock=self._clock,
+            limits=self._limits,
+            on_damaged=self._shared.distrust if self._shared else None,
+        )
         with caused_by("compaction"):
             done = await one.run(due)
         self._measures.note_round(done)

@@ -20,6 +20,7 @@ from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
+from storage.cache.blocks import RangeSource
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.metered import MeteredMetadataStore
 from storage.metadata.port import MetadataStore, TellsTime
@@ -27,12 +28,14 @@ from storage.metadata.sqlite import SqliteMetadataStore
 from storage.metadata.sqlite_files import FILE_LOST
 from storage.metadata.version_watch import VersionWatch
 from storage.objects.as_s3 import CountedAsS3
+from storage.objects.block_folder import BlockFolder
 from storage.objects.disk import DiskObjectStore
 from storage.objects.hedged import HedgedObjectStore
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.metered import MeteredObjectStore
 from storage.objects.port import ObjectStore
 from storage.objects.requests import RequestMeter
+from storage.objects.shared_blocks import THREADS, SharedBlocks
 from storage.outcomes import StoreOutcomes
 
 DISK_THREADS: Final = 8
@@ -83,6 +86,35 @@ async def open_stores(
         times = metadata if isinstance(metadata, TellsTime) else None
         versions = VersionWatch(metadata, ids=ids, telemetry=telemetry, on_lost=on_metadata_lost)
         yield Stores(MeteredMetadataStore(versions, telemetry, clock, outcomes=outcomes), objects, times, versions)
+
+
+@contextlib.asynccontextmanager
+async def open_shared_blocks(
+    source: RangeSource,
+    folder: str | None,
+    *,
+    bytes_max: int,
+    cluster: Callable[[], str],
+    ids: IdSource,
+    clock: Clock,
+    telemetry: Telemetry,
+    fills: bool = True,
+) -> AsyncIterator[SharedBlocks | None]:
+    """Reads of `source` through a folder that the processes of this machine share; None without a folder. The folder may be of no use."""
+    if folder is None:
+        yield None
+        return
+    blocking = ThreadBlocking(threads=THREADS, name="shared-cache")
+    try:
+        async with Nursery() as nursery:
+            files = BlockFolder(folder, bytes_max=bytes_max, owner=ids.next_ulid(), now_s=lambda: clock.now_ms() / 1_000)
+            shared = SharedBlocks(
+                source, files, cluster=cluster, blocking=blocking, clock=clock, nursery=nursery, telemetry=telemetry, fills=fills
+            )
+            nursery.spawn(shared.run(), name="shared-cache")
+            yield shared
+    finally:
+        blocking.close()
 
 
 async def _open_metadata(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import NamedTuple
 
 from process.settings.listeners import is_loopback
@@ -16,7 +17,7 @@ from process.settings.sections import (
     ShutdownSettings,
     StorageSettings,
 )
-from process.settings.urls import is_memory
+from process.settings.urls import has_path, is_memory, path_of
 from storage.limits import MIB, REQUEST_SHARE_MAX
 
 
@@ -67,6 +68,18 @@ def of_stores(storage: StorageSettings, metadata: MetadataSettings) -> list[Sett
     ours, theirs = ("is forgotten at the end", "is kept") if is_memory(storage.url) else ("is kept", "is forgotten at the end")
     phrase = f"{ours} while metadata.url {metadata.url} {theirs}. Use memory:// for both or for neither"
     return [SettingsConflict("storage.url", phrase, ("metadata.url",))]
+
+
+def of_cache_dir(storage: StorageSettings) -> list[SettingsConflict]:
+    if storage.cache_dir is None:
+        return []
+    if is_memory(storage.url):
+        phrase = f"is of no use where storage.url is {storage.url}: no other process reads these objects. Leave it out"
+        return [SettingsConflict("storage.cache_dir", phrase, ("storage.url",))]
+    if has_path(storage.url) and Path(storage.cache_dir).absolute().is_relative_to(path_of(storage.url).absolute()):
+        phrase = f"lies in the folder of storage.url ({storage.url}), where its files would be taken for objects. Choose another folder"
+        return [SettingsConflict("storage.cache_dir", phrase, ("storage.url",))]
+    return []
 
 
 def of_groups(groups: GroupsSettings) -> list[SettingsConflict]:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import cache
 from typing import Any, Final, get_type_hints
 
-from process.settings.conflicts import ConflictError, SettingsConflict, of_bounds, of_groups, of_http, of_listeners, of_stores
+from process.settings.conflicts import ConflictError, SettingsConflict, of_bounds, of_cache_dir, of_groups, of_http, of_listeners, of_stores
 from process.settings.listeners import advertised_for, parse_listeners
 from process.settings.notation import Notation
 from process.settings.sections import (
@@ -90,6 +90,7 @@ class Settings:
             *of_listeners(self.kafka),
             *of_http(self.http, self.compactor),
             *of_stores(self.storage, self.metadata),
+            *of_cache_dir(self.storage),
             *of_groups(self.groups),
             *of_bounds(self.kafka, self.storage, self.shutdown),
         ]

@@ -98,6 +98,13 @@ def _text_or_none(value: object) -> str | None:
     return None if value is None else str(value).strip() or None
 
 
+def _folder_or_none(value: object) -> str | None:
+    text = _text_or_none(value)
+    if text is not None and ("://" in text or not text.isprintable()):
+        raise ValueError("is not the path of a folder: write for example /var/cache/forebay")
+    return text
+
+
 def _names(value: object) -> tuple[str, ...]:
     items = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value] if value else []
     names = tuple(name for item in items if (name := str(item).strip().lower()))
@@ -187,6 +194,7 @@ def _labels(value: object) -> tuple[tuple[str, str], ...]:
 
 ASSIGNED_OR_COUNT: Final = Notation("number", _assigned_or_count, lambda value: "" if value is None else str(value))
 TEXT_OR_NONE: Final = Notation("text", _text_or_none, lambda value: value or "")
+FOLDER_OR_NONE: Final = Notation("path", _folder_or_none, lambda value: value or "")
 NAMES: Final = Notation("names", _names, ",".join)
 LABELS: Final = Notation("name=value,...", _labels, lambda value: ",".join(f"{name}={text}" for name, text in value))
 PATTERN_OR_NONE: Final = Notation("regular expression", _pattern_or_none, lambda value: value or "")

@@ -12,6 +12,7 @@ from process.settings.notation import (
     ASSIGNED_OR_COUNT,
     DOLLARS_OR_NONE,
     FLAG,
+    FOLDER_OR_NONE,
     LABELS,
     NAMES,
     PATTERN_OR_NONE,
@@ -125,6 +126,15 @@ class StorageSettings:
         size(minimum="4MiB", maximum="1024GiB"),
         "memory for the last commits, for blocks of objects that were read, and for replies on their way",
     ] = 256 * MIB
+    cache_dir: Annotated[
+        str | None,
+        FOLDER_OR_NONE,
+        "a folder in which all brokers, workers and compactors of this machine keep blocks of objects: what one of them has read from S3, "
+        "or written, the others find there; without one: none",
+    ] = None
+    cache_dir_bytes: Annotated[
+        int, size(minimum="64MiB", maximum="16384GiB"), "what the files in cache_dir may take together; the same in all processes on it"
+    ] = 8 * 1024 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ waits, in a line of its own.
 import asyncio
 import contextlib
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -84,10 +84,13 @@ class BlockCache:
         part_bytes: int = PART_BYTES,
         clock: Clock,
         telemetry: Telemetry,
+        on_damaged: Callable[[str], None] | None = None,
     ) -> None:
+        """`on_damaged` hears of each object whose bytes, as `store` gave them, are not what was written."""
         assert bytes_max >= 0
         assert block_bytes > 0
-        self._store = store
+        self.store = store
+        self._on_damaged = on_damaged
         self.bytes_max = bytes_max
         self.block_bytes = block_bytes
         self.part_bytes = part_bytes
@@ -283,6 +286,8 @@ class BlockCache:
 
     def drop_damaged(self, key: str, views: Sequence[memoryview]) -> None:
         """Forget the pieces that `views`, which `read` has given, are of. A piece that was fetched anew since then stays."""
+        if self._on_damaged is not None:
+            self._on_damaged(key)
         damaged = {id(view.obj) for view in views}
         for start in tuple(self._starts.get(key, ())):
             if id(self._views[key, start].obj) in damaged:
@@ -418,7 +423,7 @@ class BlockCache:
         size_bytes = piece.end - piece.start
         await self._shares.take(piece.key, size_bytes)
         try:
-            return await self._store.get_parts(piece.key, piece.start, piece.end, part_bytes=self.part_bytes)
+            return await self.store.get_parts(piece.key, piece.start, piece.end, part_bytes=self.part_bytes)
         finally:
             self._shares.give_back(piece.key, size_bytes)
 

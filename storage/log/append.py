@@ -46,6 +46,7 @@ from storage.log.upload import Uploader
 from storage.log.upload_places import UploadPlace, UploadPlaces
 from storage.log.writers import BrokerEpoch
 from storage.objects.requests import CAUSE
+from storage.objects.shared_blocks import SharedBlocks
 from storage.vocabulary import Buffer, ObjectId
 
 FLUSH_INTERVAL: Final = Metric(
@@ -375,6 +376,9 @@ class Appender:
                 self._waiting.pop(flush, None)
                 flush.parts.clear()
             uploaded_s = self._clock.monotonic_s()
+            if (committing := flush.commits[0].committing) is not None:
+                committing.note_stored()
+            del committing  # it holds the bytes, and goes with the commits
             self._stage_s["put"].observe(uploaded_s - began_s)
             await self._committer.run(flush.commits)
             self._stage_s["commit"].observe(self._clock.monotonic_s() - uploaded_s)
@@ -388,10 +392,11 @@ class Appender:
 class Sealer:
     """Lays out WAL objects and opens their commits. Synchronous: the order of lanes is the order of sealing."""
 
-    def __init__(self, *, ids: IdSource, epoch: BrokerEpoch, uploader: Uploader) -> None:
+    def __init__(self, *, ids: IdSource, epoch: BrokerEpoch, uploader: Uploader, shared: SharedBlocks | None = None) -> None:
         self._ids = ids
         self._epoch = epoch
         self._uploader = uploader
+        self._shared = shared
         self._floor = ""
         self.in_flight = InFlight()
 
@@ -399,8 +404,9 @@ class Sealer:
         object_id = ObjectId(self._ids.next_ulid(above=self._floor))
         commits = [Commit(log, waiting, object_id, deadline_s, self.in_flight) for log, waiting in _take(gathered)]
         parts, slices = self._lay_out(object_id, commits) if commits else ([], [])
+        committing = self._shared.committing(object_key(object_id), parts, commits=len(commits)) if self._shared and commits else None
         for commit, placed in zip(commits, slices, strict=True):
-            commit.size_bytes = placed.length
+            commit.size_bytes, commit.committing = placed.length, committing
             enter(commit)
         return Flush(object_id, parts, commits, sum(map(len, parts)), gathered.opened_s)
 
@@ -426,7 +432,7 @@ class Sealer:
         object_id = ObjectId(self._ids.next_ulid(above=self._floor))
         parts, _ = self._lay_out(object_id, [commit])
         await self._uploader.upload(object_key(object_id), parts, is_awaited=lambda: commit.is_awaited)
-        commit.object_id = object_id
+        commit.object_id, commit.committing = object_id, None
 
     def _lay_out(self, object_id: ObjectId, commits: list[Commit]) -> tuple[list[Buffer], list[Slice]]:
         """The header, then the batches in place; each batch learns its position."""

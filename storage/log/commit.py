@@ -142,7 +142,7 @@ class Committer:
         """
         if commit.is_given_up:
             return
-        commit.is_given_up = True
+        commit.is_given_up, commit.committing = True, None  # what was answered holds no memory
         partition = commit.log.partition
         if commit.unknown is not None or commit.is_sent:
             cause = commit.cause or "the write is under way"

@@ -12,6 +12,7 @@ from storage.log.producer_pages import NO_PAGES, Pages
 from storage.log.strangers import PermittedStart
 from storage.log.unknown import UnknownAttempts
 from storage.log.writers import BrokerEpoch
+from storage.objects.shared_blocks import CommittedObject
 from storage.vocabulary import ObjectId, PartitionId
 
 if TYPE_CHECKING:
@@ -135,6 +136,8 @@ class Commit:
     """Batches that may not be appended unless it is proved that nothing of their producers is on its way."""
     begin_at: Mapping[int, PermittedStart] | None = None
     """By producer, with which sequence it may begin by such a proof; None while none was looked for."""
+    committing: CommittedObject | None = None
+    """Its object, where others of the machine are to find it once it is applied."""
 
     @property
     def has_begun(self) -> bool:
@@ -189,7 +192,10 @@ def carry(commit: Commit, count: int) -> None:
         size_bytes,
         is_inline=commit.is_inline,
         is_uploaded=True,
+        committing=commit.committing,
     )
+    if commit.committing is not None:
+        commit.committing.note_split()
     commit.batches = commit.batches[:count]
     commit.log.lane.commits.insert(1, rest)
     commit.in_flight.split(commit, rest)
@@ -208,6 +214,9 @@ def note_applied(commit: Commit) -> None:
     """`writers` has had an entry of its epoch since."""
     lane = commit.log.lane
     lane.committed_epoch = commit.epoch
+    if commit.committing is not None:
+        commit.committing.note_applied()
+        commit.committing = None
     if commit.attempt == 1:
         lane.conflict_share *= CONFLICT_MEMORY
 
@@ -258,7 +267,7 @@ def _end(commit: Commit) -> Commit | None:
     waiting = commit.log.lane.commits
     commit.in_flight.remove(commit)
     commit.batches = []
-    commit.pages, commit.unknown = NO_PAGES, None
+    commit.pages, commit.unknown, commit.committing = NO_PAGES, None, None
     if waiting and take(waiting[0]):
         return waiting[0]
     return None

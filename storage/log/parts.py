@@ -33,6 +33,7 @@ from storage.log.upload import Uploader
 from storage.log.writers import BrokerEpoch
 from storage.metadata.port import MetadataStore
 from storage.objects.port import ObjectStore
+from storage.objects.shared_blocks import SharedBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ def open_log(
     doubt: Doubt | None = None,
     former: Former = no_former,
     traffic: TopicTraffic | None = None,
+    shared: SharedBlocks | None = None,
 ) -> LogParts:
     """`walking` runs what goes through records one by one; None: where it is asked for.
 
@@ -83,12 +85,12 @@ def open_log(
 
     `readers` counts the frames that the tail cache drops while others hold them. `doubt` hears of control records that were read older than
     they are known to be. `former` tells the deleted topics that had the name of a topic, the one deleted last ahead. `traffic`: where bytes
-    and records are counted by topic.
+    and records are counted by topic. `shared` keeps the objects of this broker for others of its machine.
     """
     partitions = Partitions(telemetry=telemetry, traffic=traffic)
     control_reads = ControlReads(metadata=metadata, partitions=partitions, nursery=nursery, doubt=doubt)
     uploader = Uploader(objects=objects, clock=clock, chance=chance)
-    sealer = Sealer(ids=ids, epoch=epoch, uploader=uploader)
+    sealer = Sealer(ids=ids, epoch=epoch, uploader=uploader, shared=shared)
     committer = Committer(
         metadata=metadata,
         control_reads=control_reads,
@@ -122,7 +124,7 @@ def open_log(
     damage = Damage(clock=clock, telemetry=telemetry)
     reader = Reader(
         index=index,
-        objects=objects,
+        objects=blocks.store,
         blocks=blocks,
         control_reads=control_reads,
         damage=damage,

@@ -25,9 +25,8 @@ from storage.objects.folders import Folders, make_durably, sync_folder
 from storage.objects.naming import TEMPORARY_FOLDER, check_key
 from storage.objects.port import ObjectStat, UnfinishedUpload, no_uploads
 from storage.objects.temporaries import Temporaries, discard, write_all
-from storage.objects.unbuffered import read_parts_unbuffered, read_unbuffered, write_unbuffered
+from storage.objects.unbuffered import read_parts, read_whole, write_unbuffered
 from storage.objects.walk import walk
-from storage.views import in_parts
 from storage.vocabulary import Buffer
 
 LIST_CHUNK_OBJECTS: Final = 1_000
@@ -81,12 +80,12 @@ class DiskObjectStore:
     async def get_range(self, key: str, start: int, end: int) -> bytes:
         check_key(key)
         assert 0 <= start <= end, f"not a range: start={start} end={end}"
-        return await self._blocking.run(partial(self._get, key, start, end, _read))
+        return await self._blocking.run(partial(self._get, key, start, end, read_whole))
 
     async def get_parts(self, key: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
         check_key(key)
         assert 0 <= start <= end, f"not a range: start={start} end={end}"
-        return await self._blocking.run(partial(self._get, key, start, end, partial(_read_parts, part_bytes=part_bytes)))
+        return await self._blocking.run(partial(self._get, key, start, end, partial(read_parts, part_bytes=part_bytes)))
 
     async def stat(self, key: str) -> ObjectStat:
         check_key(key)
@@ -290,27 +289,3 @@ class DiskObjectStore:
             case _:
                 text = f"folder cannot be used ({reason}). Check its file system, or choose another folder."
         return Unavailable(f"storage.url {self._uri}: {text}")
-
-
-def _read_parts(descriptor: int, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
-    unbuffered = read_parts_unbuffered(descriptor, start, end, part_bytes=part_bytes)
-    return in_parts(_read(descriptor, start, end), start, part_bytes) if unbuffered is None else unbuffered
-
-
-def _read(descriptor: int, start: int, end: int) -> bytes:
-    """Bytes [start, end) of a file that has them, however little each call returns."""
-    unbuffered = read_unbuffered(descriptor, start, end)
-    if unbuffered is not None:
-        return unbuffered
-    first = os.pread(descriptor, end - start, start)
-    if len(first) == end - start:
-        return first
-    pieces = [first]
-    start += len(first)
-    while start < end:
-        piece = os.pread(descriptor, end - start, start)
-        if not piece:
-            raise OSError(errno.EIO, "file ended while it was read")
-        pieces.append(piece)
-        start += len(piece)
-    return b"".join(pieces)

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Final
 
 from storage.limits import BLOCK_BYTES, KIB
-from storage.views import cut_views
+from storage.views import cut_views, in_parts
 from storage.vocabulary import Buffer
 
 ALIGNMENT_BYTES: Final = 4 * KIB
@@ -81,6 +81,31 @@ def read_unbuffered(descriptor: int, start: int, end: int) -> bytes | None:
     wanted = -(-(end - first) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     view = memoryview(_buffer())[:wanted]
     return bytes(view[start - first : end - first]) if _fill([view], descriptor, first, end) else None
+
+
+def read_parts(descriptor: int, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
+    """Bytes [start, end) of a file that has them, in parts as `get_parts` of a store gives them."""
+    unbuffered = read_parts_unbuffered(descriptor, start, end, part_bytes=part_bytes)
+    return in_parts(read_whole(descriptor, start, end), start, part_bytes) if unbuffered is None else unbuffered
+
+
+def read_whole(descriptor: int, start: int, end: int) -> bytes:
+    """Bytes [start, end) of a file that has them, however little each call returns."""
+    unbuffered = read_unbuffered(descriptor, start, end)
+    if unbuffered is not None:
+        return unbuffered
+    first = os.pread(descriptor, end - start, start)
+    if len(first) == end - start:
+        return first
+    pieces = [first]
+    start += len(first)
+    while start < end:
+        piece = os.pread(descriptor, end - start, start)
+        if not piece:
+            raise OSError(errno.EIO, "file ended while it was read")
+        pieces.append(piece)
+        start += len(piece)
+    return b"".join(pieces)
 
 
 def read_own_unbuffered(descriptor: int, start: int, end: int, *, worthwhile_bytes: int) -> memoryview | None:

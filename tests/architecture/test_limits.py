@@ -29,6 +29,7 @@ SHARES: Final[dict[object, str]] = {
     1 / 4: "a quarter",
     3 / 4: "three quarters",
     3: "a third",
+    7 / 8: "⅞",
 }
 
 ELSEWHERE: Final = {
@@ -121,6 +122,8 @@ ELSEWHERE: Final = {
     "storage/metadata/oxia/notifications.py PAUSE_S_MAX": "a pause",
     "storage/objects/s3/backoff.py PAUSE_S_MAX": "a pause",
     "storage/objects/hedged.py BUDGET_MAX": "second requests that were saved up: none of them is needed",
+    "storage/objects/block_folder.py LISTED_MAX": "names that are not ours; what is not looked at is read from the store",
+    "storage/objects/shared_blocks.py DISTRUSTED_MAX": "objects that are read from the store next time",
     "storage/objects/disk.py FOLDERS_HELD_MAX": "descriptors of folders, part of those in reserve",
     "storage/objects/disk.py LINK_ATTEMPTS_MAX": "against others that remove the folder",
     "storage/objects/s3/client.py CONNECT_S_MAX": "a part of one try of a request",

@@ -89,6 +89,17 @@ def test_settings_do_not_change() -> None:
         ({"groups": {"offset_metadata_max_size": "9KiB"}}, "must be between 0B and 8KiB"),
         ({"groups": {"max_size": 0}}, "must be between 1 and 10000"),
         ({"shutdown": {"drain": "2m"}}, "is shorter than shutdown.drain"),
+        (
+            {"storage": {"url": "memory://", "cache_dir": "/c"}, "metadata": {"url": "memory://"}},
+            "is of no use where storage.url is memory://",
+        ),
+        (
+            {"storage": {"url": "file:///d/objects", "cache_dir": "/d/objects/cache"}},
+            "lies in the folder of storage.url (file:///d/objects)",
+        ),
+        ({"storage": {"cache_dir": "s3://bucket/cache"}}, "is not the path of a folder: write for example /var/cache/forebay"),
+        ({"storage": {"cache_dir": "/c\0"}}, "is not the path of a folder"),
+        ({"storage": {"cache_dir": "/c", "cache_dir_bytes": "63MiB"}}, "must be between 64MiB and 16384GiB"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(given: dict[str, object], complaint: str) -> None:
@@ -142,3 +153,9 @@ def test_a_port_that_the_system_assigns_may_be_advertised_as_such() -> None:
     kafka = {"listeners": "PLAINTEXT://0.0.0.0:0", "advertised_listeners": "PLAINTEXT://broker-1:0"}
 
     assert Settings.model_validate({"kafka": kafka}).kafka.advertised_listeners == (Listener("PLAINTEXT", "broker-1", 0),)
+
+
+def test_a_shared_cache_is_off_and_may_lie_beside_the_objects() -> None:
+    assert Settings().storage.cache_dir is None
+    given = {"storage": {"url": "file:///d/objects", "cache_dir": "/d/objects-cache"}}
+    assert Settings.model_validate(given).storage.cache_dir == "/d/objects-cache"

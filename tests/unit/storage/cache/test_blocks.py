@@ -407,7 +407,7 @@ async def test_what_a_read_holds_is_neither_evicted_nor_counted_twice(monkeypatc
     cached = Cached(objects, bytes_max=3 * piece)
     await go_through(cached, "a", 3)
     blocked = Blocked()
-    cached.cache._store = blocked
+    cached.cache.store = blocked
     async with asyncio.timeout(25), asyncio.TaskGroup() as group:
         group.create_task(cached.read("a", 0, 4 * BLOCK, is_history=True))
         await turns()
@@ -864,7 +864,7 @@ async def test_the_cache_makes_room_for_what_is_fetched_before_it_is_there(monke
         await cached.read("a", number * 2 * BLOCK, number * 2 * BLOCK + BLOCK)
     full = telemetry.registry.get_sample_value(BYTES.name)
     blocked = Blocked()
-    cached._store = blocked
+    cached.store = blocked
     async with asyncio.TaskGroup() as group:
         group.create_task(cached.read("b", 0, BLOCK))
         await turns()

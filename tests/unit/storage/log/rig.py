@@ -5,6 +5,7 @@ import contextlib
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 
 from runtime.blocking import Blocking
 from runtime.clock import Clock, SystemClock
@@ -26,6 +27,7 @@ from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Applied, NotApplied, Put, Unknown, WriteOp, WriteOutcome
 from storage.objects.memory import MemoryObjectStore
+from storage.opening import open_shared_blocks
 from storage.recordbatch import parse_header
 from storage.vocabulary import Buffer, PartitionId, TopicId
 
@@ -198,6 +200,7 @@ async def rig(
     level: int = LEVEL_MAX,
     clock: Clock | None = None,
     former: Former = no_former,
+    cache_dir: Path | None = None,
 ) -> AsyncIterator[Rig]:
     """`registered` is the epoch of a real registration, instead of `epoch` and `live`."""
     clock, telemetry = clock or SystemClock(), Telemetry()
@@ -209,30 +212,44 @@ async def rig(
         return live
 
     broker_epoch = registered or BrokerEpoch(epoch, registered_epoch=lambda: epoch, live=live_epochs)
-    async with Nursery() as nursery:
+    ids = IdSource(clock=clock)
+    async with (
+        open_shared_blocks(
+            faulty,  # type: ignore[arg-type]
+            cache_dir and str(cache_dir),
+            bytes_max=1 << 30,
+            cluster=lambda: "cluster",
+            ids=ids,
+            clock=clock,
+            telemetry=telemetry,
+        ) as shared_blocks,
+        Nursery() as nursery,
+    ):
         parts = open_log(
             metadata=metadata,  # type: ignore[arg-type]
             objects=faulty,  # type: ignore[arg-type]
             blocks=BlockCache(
-                faulty,  # type: ignore[arg-type]
+                shared_blocks or faulty,  # type: ignore[arg-type]
                 bytes_max=cache_bytes,
                 block_bytes=block_bytes,
                 part_bytes=part_bytes,
                 clock=clock,
                 telemetry=telemetry,
+                on_damaged=shared_blocks.distrust if shared_blocks else None,
             ),
             tail_bytes_max=1 << 20,
             flush=flush or FlushSettings(interval_s=0.0, gather_s=0.0),
             inline=inline,
             level=lambda: level,
             epoch=broker_epoch,
-            ids=IdSource(clock=clock),
+            ids=ids,
             clock=clock,
             chance=random.Random(1),
             nursery=nursery,
             telemetry=telemetry,
             walking=walking,
             former=former,
+            shared=shared_blocks,
         )
         yield Rig(parts, broker_epoch, metadata, faulty, shared, telemetry)
 
