@@ -44,7 +44,7 @@ FEATURES: Final = (
     SeedFeature(LOG, "the log as a library", "forebay/log.py"),
     SeedFeature(LOG, "fence of a partition", "storage/log/trim.py"),
     SeedFeature(LOG, "roles of brokers", "broker.roles"),
-    SeedFeature(LOG, "cache that processes share", LATER),
+    SeedFeature(LOG, "cache that processes share", "storage.cache_dir"),
     SeedFeature(LOG, "compaction once", "forebay compactor run-once"),
     SeedFeature(LOG, "compaction as a service", "forebay compactor serve"),
     SeedFeature(LOG, "claims of compactors", "compactor/claim.py"),

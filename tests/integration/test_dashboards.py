@@ -191,9 +191,10 @@ def reported(prometheus: PrometheusServer) -> dict[str, Any]:
 
 def watched(folder: Path, settings: Mapping[str, str]) -> None:
     with contextlib.ExitStack() as closing:
-        upkeep = [{"compactor.run": "true"}, {}, {}]
+        shared = {"storage.cache_dir": f"{folder}/cache"}  # of two: the others' objects are still read from the store
+        differing = [{"compactor.run": "true"}, shared, shared]
         brokers = [
-            closing.enter_context(serving(folder / f"b{number}", settings={**settings, **more})) for number, more in enumerate(upkeep)
+            closing.enter_context(serving(folder / f"b{number}", settings={**settings, **more})) for number, more in enumerate(differing)
         ]
         compactor = address_of_compactor(brokers[0])
         configuration = written(folder, brokers=brokers, compactor=compactor)

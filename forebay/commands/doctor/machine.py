@@ -3,20 +3,25 @@
 import errno
 import os
 import platform
+from pathlib import Path
 from typing import Final
 
 from broker.audit import refusal
 from forebay.commands.doctor.finding import Finding, failed, ok, warning
 from process import preflight
 from process.descriptors import DescriptorLimits
-from process.disk_space import FileSystem
+from process.disk_space import FileSystem, measure_folders
+from process.settings.errors import StartError
 from process.settings.model import Settings
+from process.settings.notation import show_size
 from runtime.version import forebay_version
+from storage.objects.block_folder import BlockFolder
 
 OPEN_FILES: Final = "open files"
 MEMORY: Final = "memory"
 DISK: Final = "disk"
 AUDIT_LOG: Final = "audit log"
+CACHE_DIR: Final = "shared cache"
 
 
 def versions() -> Finding:
@@ -57,6 +62,28 @@ def of_audit_log(path: str) -> Finding:
     except OSError as error:
         return failed(AUDIT_LOG, refusal(path, error))
     return ok(AUDIT_LOG, f"{path} can be written to")
+
+
+def of_cache_dir(folder: str, *, bytes_max: int) -> Finding:
+    """Blocks. Makes no folder. A broker starts without it, too: what is wrong is a warning."""
+    path = Path(folder).absolute()
+    without = "without it every process reads from the object store"
+    try:
+        preflight.check_folder(path, named=f'storage.cache_dir "{folder}"', chosen="--set storage.cache_dir=…", is_made=False)
+        space = measure_folders([preflight.nearest_there(path)])[0].space
+    except (StartError, OSError, IndexError) as error:
+        return warning(CACHE_DIR, f"{error}: {without}")
+    known = f"{path} {'can be written to' if path.is_dir() else 'is not there yet and would be made'}"
+    totals = BlockFolder(folder, bytes_max=bytes_max, owner="doctor", now_s=float).totals()
+    held_bytes = 0 if totals is None else totals.size_bytes
+    room = f"{held_bytes >> 20} MiB are in it, and {space.free_bytes >> 20} MiB of its disk are free"
+    if held_bytes + space.free_bytes < bytes_max:
+        return warning(
+            CACHE_DIR,
+            f"{known}; {room}: less than storage.cache_dir_bytes ({show_size(bytes_max)}): its disk would be full first, for all that is "
+            "on it. Lower it, or choose another folder.",
+        )
+    return ok(CACHE_DIR, f"{known}; {room}")
 
 
 def of_disk(found: FileSystem) -> Finding:

@@ -91,6 +91,12 @@ async def _look_at_machine(settings: Settings, checks: Checks, blocking: Blockin
             return await blocking.run(partial(machine.of_audit_log, path))
 
         await checks.run(machine.AUDIT_LOG, audit_log, within_s=LOOK_S)
+    if (folder := settings.storage.cache_dir) is not None:
+
+        async def cache_dir() -> Finding:
+            return await blocking.run(partial(machine.of_cache_dir, folder, bytes_max=settings.storage.cache_dir_bytes))
+
+        await checks.run(machine.CACHE_DIR, cache_dir, within_s=LOOK_S)
 
 
 async def _look_at_disks(settings: Settings, checks: Checks, blocking: Blocking) -> None:

@@ -198,6 +198,16 @@ def _cache(e: Expressions) -> Dashboard:
             ),
             Panel("Pieces by outcome", "ops", (Query(e.rate("forebay_cache_requests_total", "outcome"), "{{outcome}}"),)),
             Panel("Blocks", "bytes", (Query(e.now("forebay_cache_bytes", "instance"), "{{instance}}"),)),
+            Panel(
+                "Shared cache by outcome",
+                "ops",
+                (Query(e.rate("forebay_shared_cache_requests_total", "outcome"), "{{outcome}}"),),
+                "Reads through the folder of storage.cache_dir: a miss is a GET.",
+            ),
+            Panel("Shared cache, blocks put", "ops", (Query(e.rate("forebay_shared_cache_puts_total", "outcome"), "{{outcome}}"),)),
+            Panel(
+                "Shared cache", "bytes", (Query(e.now("forebay_shared_cache_bytes"), "the largest folder"),), "On the disks of machines."
+            ),
             Panel("Read ahead", "ops", (Query(e.rate("forebay_read_ahead_total", "outcome"), "{{outcome}}"),)),
             Panel("Partitions remembered", "short", (Query(e.now("forebay_partitions_remembered", "instance"), "{{instance}}"),)),
             Panel("Memory of partitions", "bytes", (Query(e.now("forebay_partitions_remembered_bytes", "instance"), "{{instance}}"),)),

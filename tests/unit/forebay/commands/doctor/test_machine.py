@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from forebay.commands.doctor.finding import FindingStatus
-from forebay.commands.doctor.machine import of_disk, of_memory, of_open_files, versions
+from forebay.commands.doctor.machine import of_cache_dir, of_disk, of_memory, of_open_files, versions
 from process.descriptors import DescriptorLimits
 from process.disk_space import FileSystem, Space
 from process.settings.errors import StartError
@@ -43,3 +43,28 @@ def test_a_disk_with_less_than_a_twentieth_free_is_a_warning(free_gib: int, verd
 
     assert found.verdict is verdict
     assert f"/data: {free_gib * 1024} MiB of 102400 MiB free" in found.detail
+
+
+def test_a_folder_for_the_shared_cache_is_looked_at_and_not_made(tmp_path: Path) -> None:
+    for folder, state in ((tmp_path / "a" / "cache", "is not there yet and would be made"), (tmp_path, "can be written to")):
+        found = of_cache_dir(str(folder), bytes_max=1)
+        assert found.verdict is FindingStatus.OK
+        assert f"{folder} {state}; 0 MiB are in it" in found.detail
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shared_cache_that_is_of_no_use_is_a_warning_with_its_cause(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    none, small = of_cache_dir(f"{tmp_path}/file", bytes_max=1), of_cache_dir(str(tmp_path), bytes_max=2**60)
+
+    assert (none.verdict, small.verdict) == (FindingStatus.WARNING, FindingStatus.WARNING)
+    assert f'storage.cache_dir "{tmp_path}/file": cannot write to {tmp_path}/file' in none.detail
+    assert "reads from the object store" in none.detail
+    assert "less than storage.cache_dir_bytes (1073741824GiB)" in small.detail
+
+
+def test_a_folder_that_may_not_be_written_to_is_a_warning() -> None:
+    found = of_cache_dir("/proc/forebay", bytes_max=1)
+
+    assert found.verdict is FindingStatus.WARNING
+    assert "cannot write to" in found.detail
