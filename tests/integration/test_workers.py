@@ -23,7 +23,7 @@ from services.oxia import OxiaServer
 from services.ports import free_port
 from services.versitygw import S3Server
 
-COMMAND = [sys.executable, "-m", "forebay", "serve", "--workers", "2", "--log-format", "json"]
+COMMAND = [sys.executable, "-m", "forebay", "serve", "--log-format", "json"]
 HOST = "127.0.0.1"
 WITHIN_S = 60.0
 PORTS_APART = 2
@@ -36,11 +36,11 @@ Stores = Mapping[str, str]
 
 
 class Supervised:
-    """`forebay serve --workers 2`, with the lines that were read."""
+    """`forebay serve --workers`, with the lines that were read."""
 
-    def __init__(self, folder: Path, stores: Stores, *assignments: str) -> None:
+    def __init__(self, folder: Path, stores: Stores, *assignments: str, workers: int = 2) -> None:
         self.events: list[dict[str, Any]] = []
-        command = list(COMMAND)
+        command = [*COMMAND, "--workers", str(workers)]
         for assignment in ("shutdown.drain=0ms", "shutdown.deadline=20s", *assignments):
             command += ["--set", assignment]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
