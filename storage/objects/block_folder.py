@@ -40,8 +40,8 @@ UNUSED_S_MAX: Final = 86_400.0
 """A block that nothing has read for longer goes, whether there is room or not: records of a deleted topic do not stay."""
 RECOUNTED_EVERY_S: Final = 600.0
 """What processes on one folder count is counted afresh by one of them."""
-LISTED_MAX: Final = 4_096
-"""Names of one object's folder that a look reads: an object has no more blocks, and the rest is not ours."""
+LISTED_MAX: Final = 1_024
+"""Names in the folder of an object that a look reads. Blocks under the others are read from the store."""
 CLAIMS: Final = 4_096
 """Files for claims. Two blocks that share one wait for each other at worst."""
 LOCK_TRIES: Final = 25
@@ -144,15 +144,19 @@ def extent_of(name: str) -> BlockExtent | None:
 def cover(files: Sequence[BlockExtent], start: int, end: int) -> list[CoveredPart]:
     """[start, end) in order: where there are files, as parts of as few of them as possible; the rest cut where blocks begin."""
     found: list[CoveredPart] = []
-    position = start
+    ordered = sorted(files)
+    index, position = 0, start
+    best = BlockExtent(0, 0)  # the one that goes on longest of those that begin at `position` or before it
     while position < end:
-        best = max((file for file in files if file.start <= position < file.end), key=attrgetter("end"), default=None)
-        if best is not None:
+        while index < len(ordered) and ordered[index].start <= position:
+            best = max(best, ordered[index], key=attrgetter("end"))
+            index += 1
+        if is_there := best.end > position:
             stop = min(end, best.end)
         else:
-            following = min((file.start for file in files if file.start > position), default=end)
+            following = ordered[index].start if index < len(ordered) else end
             stop = min(end, following, (position // BLOCK_BYTES + 1) * BLOCK_BYTES)
-        found.append(CoveredPart(position, stop, best))
+        found.append(CoveredPart(position, stop, best if is_there else None))
         position = stop
     return found
 
