@@ -82,7 +82,7 @@ soak: setup-dev  ## ten minutes of three brokers and two compactors that are kil
 test-more: setup-dev  ## those of them that take at most ten seconds and no Java, several at a time
 	@$(BIN)/python -m pytest -m "slow and not long" --numprocesses=logical --once-more=1200 $(ARGS)
 
-compat: setup-dev  ## real Kafka clients play one scenario (ARGS="franz-go --against=kafka"); renews docs/protocol/support.md
+compat: setup-dev  ## real Kafka clients play one scenario (ARGS="franz-go --against=kafka", or roles); renews docs/protocol/support.md
 	@$(BIN)/python -m tests.compat $(ARGS)
 
 second-opinion: setup-dev  ## the same requests to Apache Kafka and Forebay; renews docs/protocol/deviations.md

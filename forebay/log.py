@@ -45,6 +45,7 @@ from runtime.turns import in_turns
 from runtime.version import forebay_version
 from storage.cache.blocks import BlockCache
 from storage.catalog.brokers import BrokerDirectory, Role
+from storage.catalog.cluster import read_cluster
 from storage.catalog.commit_marks import CommitMarks
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topic_names import validate_name
@@ -61,7 +62,7 @@ from storage.log.parts import LogParts
 from storage.log.parts import open_log as open_parts
 from storage.log.trim import Fencer
 from storage.log.writers import BrokerEpoch
-from storage.opening import Stores, open_stores
+from storage.opening import Stores, open_shared_blocks, open_stores
 from storage.record_values import (
     NO_SENDER,
     RECORDS_PER_STEP,
@@ -437,23 +438,24 @@ def _check_group(place: int, group: Group, producer: Producer | None) -> None:
             raise TypeError(f"{named}: records[{index}] is {type(record).__name__}: give bytes, or a Record")
 
 
-def _settings(metadata_url: str, storage_url: str) -> Settings:
+def _settings(metadata_url: str, storage_url: str, cache_dir: str | None) -> Settings:
     try:
-        return Settings(metadata={"url": metadata_url}, storage={"url": storage_url})
+        return Settings(metadata={"url": metadata_url}, storage={"url": storage_url, "cache_dir": cache_dir})
     except ValueError as error:
         raise CannotOpen(str(error)) from error
 
 
 @contextlib.asynccontextmanager
-async def open_log(metadata_url: str, storage_url: str, mode: Mode = "both") -> AsyncIterator[Log]:
+async def open_log(metadata_url: str, storage_url: str, mode: Mode = "both", cache_dir: str | None = None) -> AsyncIterator[Log]:
     """The log of these stores (`metadata.url` and `storage.url` of a broker), for as long as the context is open.
 
     A mode that writes begins a cluster in empty stores, and registers; leaving the context waits for what is being appended. `read`
-    registers nothing and writes nothing. Raises `CannotOpen`, and what it waits for may be cancelled.
+    registers nothing and writes nothing. `cache_dir` is the folder of `storage.cache_dir`, which processes of the machine share: none here
+    if it is None. Raises `CannotOpen`, and what it waits for may be cancelled.
     """
     if mode not in ("both", "read", "write"):
         raise ValueError(f'mode="{mode}": expected "both", "read" or "write"')
-    settings = _settings(metadata_url, storage_url)
+    settings = _settings(metadata_url, storage_url, cache_dir)
     async with contextlib.AsyncExitStack() as closing:
         try:
             parts = await _open(settings, mode, closing)
@@ -489,13 +491,25 @@ async def _open(settings: Settings, mode: Mode, closing: contextlib.AsyncExitSta
     )
     directory = BrokerDirectory(stores.metadata, clock=clock)
     closing.callback(directory.close)
-    life: RegisteredLife | None = None
+    cluster_id = ""
+    shared = await closing.enter_async_context(
+        open_shared_blocks(
+            stores.objects,
+            settings.storage.cache_dir,
+            bytes_max=settings.storage.cache_dir_bytes,
+            cluster=lambda: cluster_id,
+            ids=ids,
+            clock=clock,
+            telemetry=telemetry,
+        )
+    )
     epoch = BrokerEpoch(NO_EPOCH, registered_epoch=lambda: None, live=directory.epochs_now)
     nursery = Nursery()
     if is_writer:
         await stores.metadata.probe()
         await stores.objects.probe()
         cluster = await identify_cluster(stores, settings, ids, clock, accept_new_store=False)
+        cluster_id = cluster.cluster_id
         await check_age(stores, settings, ids, clock, accept_older=False)
         life = RegisteredLife(
             directory, listeners=(), rack=None, version=forebay_version(), fixed_id=None, telemetry=telemetry, roles={Role.PRODUCE}
@@ -512,6 +526,8 @@ async def _open(settings: Settings, mode: Mode, closing: contextlib.AsyncExitSta
             closing.push_async_callback(marks.put)
     else:
         await check_same(stores, settings)
+        found = await read_cluster(stores.metadata)
+        cluster_id = "" if found is None else found.cluster_id
         await closing.enter_async_context(nursery)
     blocking = ThreadBlocking(threads=1, name="log")
     closing.callback(blocking.close)
@@ -521,7 +537,13 @@ async def _open(settings: Settings, mode: Mode, closing: contextlib.AsyncExitSta
     parts = open_parts(
         metadata=stores.metadata,
         objects=stores.objects,
-        blocks=BlockCache(stores.objects, bytes_max=CACHE_BYTES if mode != "write" else 0, clock=clock, telemetry=telemetry),
+        blocks=BlockCache(
+            shared or stores.objects,
+            bytes_max=CACHE_BYTES if mode != "write" else 0,
+            clock=clock,
+            telemetry=telemetry,
+            on_damaged=shared.distrust if shared else None,
+        ),
         tail_bytes_max=CACHE_BYTES if mode == "both" else 0,
         inline=InlineSettings(
             bytes_max=settings.storage.inline_bytes,
@@ -538,6 +560,7 @@ async def _open(settings: Settings, mode: Mode, closing: contextlib.AsyncExitSta
         walking=blocking,
         doubt=None if stores.versions is None else stores.versions.doubt,
         former=topics.former,
+        shared=shared,
     )
     opened.append(parts)
     for cause in refused:
@@ -625,13 +648,13 @@ async def _next(steps: AsyncGenerator[list[StoredRecord], None]) -> list[StoredR
 
 
 @contextlib.contextmanager
-def open_log_sync(metadata_url: str, storage_url: str, mode: Mode = "both") -> Iterator[SyncLog]:
+def open_log_sync(metadata_url: str, storage_url: str, mode: Mode = "both", cache_dir: str | None = None) -> Iterator[SyncLog]:
     """As `open_log`, with an event loop in a thread of its own."""
     opened: concurrent.futures.Future[tuple[Log, asyncio.AbstractEventLoop, asyncio.Event]] = concurrent.futures.Future()
 
     async def hold() -> None:
         left = asyncio.Event()
-        async with open_log(metadata_url, storage_url, mode) as log:
+        async with open_log(metadata_url, storage_url, mode, cache_dir) as log:
             opened.set_result((log, asyncio.get_running_loop(), left))
             await left.wait()
 

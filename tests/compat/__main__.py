@@ -1,4 +1,4 @@
-"""`python -m tests.compat [CLIENT …] [--against forebay|kafka] [--no-write] [--page]`: real clients against a real broker.
+"""`python -m tests.compat [CLIENT …] [--against forebay|roles|kafka] [--no-write] [--page]`: real clients against a real broker.
 
 Prints a line for each client and each difference. A client that played against Forebay as it was to gets its results/CLIENT.json
 written, and docs/protocol/support.md is renewed. Exit code 1 when anything differed.
@@ -80,7 +80,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         prog="python -m tests.compat", description="Real Kafka clients play one scenario against a real broker."
     )
     parser.add_argument("clients", nargs="*", metavar="CLIENT", help="folders below tests/compat (default: all)")
-    parser.add_argument("--against", choices=("forebay", "kafka"), default="forebay")
+    parser.add_argument("--against", choices=("forebay", "roles", "kafka"), default="forebay")
     parser.add_argument("--no-write", action="store_true", help="leave results/ and docs/protocol/support.md as they are")
     parser.add_argument("--page", action="store_true", help="only renew docs/protocol/support.md from results/")
     return parser.parse_args(arguments)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,14 @@ from tests.compat.clients import Client
 from tests.compat.provision import provide
 from tests.compat.recorder import HOST, Recorder, recording
 from tests.compat.scenario import Said, differences
-from tests.kit.serving import serving
+from tests.kit.serving import Served, serving
 
-Broker = Literal["forebay", "kafka"]
+Broker = Literal["forebay", "roles", "kafka"]
+"""`roles`: three brokers of Forebay with a part of the roles each; clients are given the address of the one for producers."""
 
+ROLES: Final = ("produce", "consume", "groups,admin")
+ROLES_KNOWN_S: Final = 3.0
+"""Brokers look once a second which roles the others have."""
 PLAY_WITHIN_S: Final = 150.0
 """README.md gives a script two minutes; the rest is for a process to start and to end on a busy machine."""
 _OUTPUT_BYTES_MAX: Final = 1024 * 1024
@@ -53,7 +58,7 @@ def play(client: Client, against: Broker = "forebay") -> Play:
     with (
         tempfile.TemporaryDirectory(prefix="compat-") as folder,
         recording() as recorder,
-        _broker(against, Path(folder), recorder) as (bootstrap, complaints),
+        _broker(against, Path(folder), recorder) as (bootstrap, to_read, complaints),
     ):
         if client.provided:
             provide(client.provided, bootstrap, _PREFIX)
@@ -61,13 +66,16 @@ def play(client: Client, against: Broker = "forebay") -> Play:
         said, wrong, stderr = _run([*command, recorder.bootstrap, _PREFIX], Path(folder))
         exercised = recorder.exercised()
         if "codecs" not in client.lacks:
-            written = codecs.written(bootstrap, f"{_PREFIX}-codecs")
+            written = codecs.written(to_read, f"{_PREFIX}-codecs")
             wrong += [f"codecs: no batch in {codec} was written" for codec in ("none", *client.codecs) if codec not in written]
         wrong += complaints()
         if recorder.unreadable:
             wrong.append(f"{recorder.unreadable} connections sent what is no request of Kafka's")
     return Play(
-        differences=[*wrong, *differences(said, codecs=client.codecs, lacks=client.lacks)],
+        differences=[
+            *wrong,
+            *differences(said, codecs=client.codecs, lacks=client.lacks, brokers=len(ROLES) if against == "roles" else 1),
+        ],
         said=said,
         exercised=exercised,
         stderr=stderr,
@@ -75,20 +83,36 @@ def play(client: Client, against: Broker = "forebay") -> Play:
 
 
 @contextlib.contextmanager
-def _broker(against: Broker, folder: Path, recorder: Recorder) -> Iterator[tuple[str, Callable[[], list[str]]]]:
-    """A broker that advertises the recorder; the broker's own address, and what went wrong in it so far, a sentence each."""
+def _broker(against: Broker, folder: Path, recorder: Recorder) -> Iterator[tuple[str, str, Callable[[], list[str]]]]:
+    """A broker that advertises the recorder: its own address, that of one to read from, and what went wrong so far, a sentence each."""
     if against == "forebay":
         settings = {**_FOREBAY, "kafka.advertised_listeners": f"PLAINTEXT://{recorder.bootstrap}"}
         with serving(None, settings=settings) as served:
             recorder.target = (HOST, served.kafka_port)
-            yield served.bootstrap, lambda: complaints_of(served.events(), is_alive=served.is_alive)
+            yield served.bootstrap, served.bootstrap, lambda: complaints_of(served.events(), is_alive=served.is_alive)
+        return
+    if against == "roles":
+        with contextlib.ExitStack() as closing:
+            brokers: list[Served] = []
+            for number, roles in enumerate(ROLES, 1):
+                own = {"broker.id": str(number), "broker.roles": roles}
+                if number == 1:
+                    own["kafka.advertised_listeners"] = f"PLAINTEXT://{recorder.bootstrap}"
+                brokers.append(closing.enter_context(serving(folder / "data", settings={**_FOREBAY, **own})))
+            threading.Event().wait(ROLES_KNOWN_S)
+            recorder.target = (HOST, brokers[0].kafka_port)
+            yield (
+                brokers[0].bootstrap,
+                brokers[1].bootstrap,
+                lambda: [said for one in brokers for said in complaints_of(one.events(), is_alive=one.is_alive)],
+            )
         return
     # Kafka is installed for those who ask for it only.
     from services.kafka import running_kafka
 
     with running_kafka(folder / "kafka", advertised=recorder.bootstrap, settings=_KAFKA) as server:
         recorder.target = (HOST, int(server.bootstrap.rpartition(":")[2]))
-        yield server.bootstrap, list
+        yield server.bootstrap, server.bootstrap, list
 
 
 def complaints_of(events: Iterable[Mapping[str, object]], *, is_alive: bool) -> list[str]:

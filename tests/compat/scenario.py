@@ -75,9 +75,9 @@ def expected(codecs: Sequence[str]) -> dict[str, Seen]:
 STEPS: Final = tuple(expected(()))
 
 
-def differences(said: Sequence[Said], *, codecs: Sequence[str], lacks: Mapping[str, str]) -> list[str]:
+def differences(said: Sequence[Said], *, codecs: Sequence[str], lacks: Mapping[str, str], brokers: int = 1) -> list[str]:
     """What differs from what must have been seen, a sentence each, in the order of the steps; empty when nothing does."""
-    wanted = expected(codecs)
+    wanted = {**expected(codecs), "cluster": {"brokers": brokers, "controller": True}}
     found = [f"{one.step}: no such step" for one in said if one.step not in wanted]
     for step, value in wanted.items():
         played = [one for one in said if one.step == step]

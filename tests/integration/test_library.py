@@ -130,6 +130,24 @@ async def test_arguments_that_are_wrong_by_themselves_append_nothing(tmp_path: P
         assert await log.bounds("t", 0) == (0, 0)
 
 
+async def test_readers_of_a_machine_share_a_folder_of_blocks(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    async with opened(tmp_path, "t") as log:
+        for _ in range(3):
+            await log.append([Group("t", 0, [b"x" * 30_000] * 30)])
+    for _ in range(2):
+        async with open_log(*urls(tmp_path), mode="read", cache_dir=str(cache)) as log:
+            assert len(await values(log, "t")) == 90
+    blocks = [path for path in cache.rglob("*-*") if path.is_file() and path.stat().st_size > 10_000]
+
+    assert blocks
+    for path in (tmp_path / "objects").rglob("*"):
+        if path.is_file() and "wal" in path.parts:
+            path.write_bytes(b"x" * path.stat().st_size)
+    async with open_log(*urls(tmp_path), mode="read", cache_dir=str(cache)) as log:
+        assert len(await values(log, "t")) == 90
+
+
 async def test_a_group_of_a_producer_that_is_appended_again_is_there_once(tmp_path: Path) -> None:
     async with opened(tmp_path, "t") as log:
         producer = await log.new_producer()
