@@ -52,8 +52,13 @@ class PreferredReplicas:
         self._asked_at_s: weakref.WeakKeyDictionary[Fetcher, float] = weakref.WeakKeyDictionary()
 
     @property
+    def leaves_reading(self) -> bool:
+        """Whether this broker has no role for readers. It does not change."""
+        return self._roles is not None and Role.CONSUME not in self._roles.own
+
+    @property
     def sends_all_away(self) -> bool:
-        """This broker leaves readers to others, whatever their rack."""
+        """Whether readers are left to others, whatever their rack: while another broker has the role for them."""
         return self._roles is not None and self._roles.leaves(Role.CONSUME)
 
     async def near(self, rack: str, reader: Fetcher) -> Near | None:

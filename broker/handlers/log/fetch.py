@@ -85,6 +85,7 @@ class Fetch:
         self._waiters = waiters
         self._clock = clock
         self._replicas = replicas
+        self._leaves_reading = replicas is not None and replicas.leaves_reading
         self._partitions_under_way = 0
 
     async def handle(
@@ -122,7 +123,7 @@ class Fetch:
         if (
             self._replicas is not None
             and client is not None
-            and (request.rack_id or (version >= RACKS_MINIMUM and self._replicas.sends_all_away))
+            and (request.rack_id or (self._leaves_reading and version >= RACKS_MINIMUM and self._replicas.sends_all_away))
         ):
             near = await self._replicas.near(request.rack_id, client)
             if near is not None:
