@@ -83,7 +83,7 @@ class ConsumedPartition(Placed, frozen=True, kw_only=True, omit_defaults=False):
     count: int
     next_fetch_offset: int
     records: list[ReadRecord]
-    ok: Literal[True] = True
+    ok: Literal[True]
 
 
 class UnreadPartition(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -367,6 +367,7 @@ def written(read: ReadPartition, placed: Placed) -> list[bytes]:
     before = ConsumedPartition(
         topic=partition.topic,
         partition=partition.partition,
+        ok=True,
         high_watermark=partition.high_watermark,
         log_start_offset=partition.log_start_offset,
         start_offset=read.first,

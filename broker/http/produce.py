@@ -106,7 +106,7 @@ class ProducedPartition(Placed, frozen=True, kw_only=True, omit_defaults=False):
     timestamp: int | None
     duplicate: bool
     next_sequence: int | None
-    ok: Literal[True] = True
+    ok: Literal[True]
 
 
 class FailedPartition(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -255,6 +255,7 @@ class ProduceByHttp:
         return ProducedPartition(
             topic=one.topic,
             partition=one.partition,
+            ok=True,
             start_offset=result.base_offset,
             end_offset=result.base_offset + count - 1,
             count=count,

@@ -1,14 +1,25 @@
 """The table of the HTTP API: what is served, by whom, and the OpenAPI document that is made from it."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from aiohttp import web
 
-from broker.http.admin import BrokersTold, ClusterTold, GroupInFull, GroupsTold, HttpAdministration, SettingsTold, TopicInFull, TopicsTold
+from broker.http.admin import (
+    PAGE_ITEMS_DEFAULT,
+    PAGE_ITEMS_MAX,
+    BrokersTold,
+    ClusterTold,
+    GroupInFull,
+    GroupsTold,
+    HttpAdministration,
+    SettingsTold,
+    TopicInFull,
+    TopicsTold,
+)
 from broker.http.alterations import Deleted, HttpAlterations, NewTopicDocument, ResetDocument, TopicPatch
 from broker.http.cluster_metrics import CLUSTER_METRICS_PATH, ClusterMetrics
 from broker.http.consume import ConsumeAnswer, ConsumeByHttp, ConsumeDocument, ConsumedPartition, HttpReading, UnreadPartition
@@ -24,7 +35,7 @@ from broker.http.consumers import (
 )
 from broker.http.group_member import NewConsumerDocument
 from broker.http.guard import JSON, NDJSON, SCHEMAS, Access, Asked, Guard, HttpLimits, RouteHandler, json_response
-from broker.http.line_stream import LineRecord
+from broker.http.line_stream import LineRecord, StreamHead
 from broker.http.parts import HttpParts
 from broker.http.produce import FailedPartition, NewProducer, ProduceAnswer, ProduceByHttp, ProduceDocument, ProducedPartition
 from broker.http.streams import SSE, HttpStreams, RecordOfLine
@@ -40,7 +51,7 @@ from storage.catalog.brokers import Role
 OPENAPI_PATH: Final = "/openapi.json"
 _MS_PER_S: Final = 1_000
 _PARAMETER: Final = re.compile(r"\{(\w+)\}")
-_PAGED: Final = (("limit", "integer", "how many are told, 1 to 1000; 100"), ("after", "string", "go on behind this name"))
+_TEXT: Final = {"type": "string"}
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
@@ -69,9 +80,45 @@ class ApiTold(msgspec.Struct, frozen=True):
     paths: list[str]
 
 
+class ValidatedTopic(msgspec.Struct, frozen=True):
+    """Nothing was created, and nothing speaks against it."""
+
+    topic: str
+    validate_only: Literal[True]
+
+
+class AnsweredLines(msgspec.Struct, frozen=True):
+    """The first and the last line of a batch, counted from 1; beside these the fields of its result, or of what ends the stream."""
+
+    lines: tuple[int, int]
+
+
+class Parameter(NamedTuple):
+    name: str
+    schema: Mapping[str, Any]
+    description: str
+    place: str = "query"
+
+
+_PAGED: Final = (
+    Parameter("limit", {"type": "integer", "minimum": 1, "maximum": PAGE_ITEMS_MAX}, f"how many are told; {PAGE_ITEMS_DEFAULT}"),
+    Parameter("after", _TEXT, "go on behind this name"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A body or an answer that goes on: a line of NDJSON, or an event's data, is one of `items`."""
+
+    media_type: str
+    items: tuple[Any, ...]
+    beside: Any = None
+    """Its fields are in every item, too."""
+
+
 @dataclass(frozen=True, slots=True)
 class HttpRoute:
-    """`errors`: the statuses of its own beside those that every route has."""
+    """`errors`: the statuses of its own beside those that every route has. `also_good`: a further status, and its answer."""
 
     method: str
     path: str
@@ -80,14 +127,21 @@ class HttpRoute:
     summary: str
     answer: Any
     body: Any = None
-    content_types: tuple[str, ...] = ()
-    query: Sequence[tuple[str, str, str]] = ()
+    parameters: Sequence[Parameter] = ()
     errors: tuple[int, ...] = ()
-    line: Any = None
-    """A line of a stream, as a body and as an answer."""
-    answer_type: str = JSON
+    stream_in: Stream | None = None
+    stream_out: Stream | None = None
     good: int = 200
+    also_good: tuple[int, Any] | None = None
 
+    @property
+    def content_types(self) -> tuple[str, ...]:
+        """Those that a body may have."""
+        return () if self.body is None else (JSON,) if self.stream_in is None else (JSON, self.stream_in.media_type)
+
+
+_READ: Final = (RecordOfLine, UnreadPartition, ErrorAnswer)
+"""A record, why a partition ended, or why all of them did."""
 
 ROUTES: Final = (
     HttpRoute("GET", "/", Access.OPEN, "index", "what this is, and its paths", ApiTold),
@@ -101,9 +155,9 @@ ROUTES: Final = (
         "append records: one batch a partition, all of it or nothing",
         ProduceAnswer,
         ProduceDocument,
-        (JSON, NDJSON),
         errors=(408, 409, 413, 429),
-        line=LineRecord,
+        stream_in=Stream(NDJSON, (LineRecord, StreamHead)),
+        stream_out=Stream(NDJSON, (ProducedPartition, FailedPartition, ErrorAnswer), beside=AnsweredLines),
     ),
     HttpRoute("POST", "/producers", Access.WRITE, "new_producer", "an id for a producer that counts its records", NewProducer),
     HttpRoute(
@@ -114,8 +168,8 @@ ROUTES: Final = (
         "read records from an offset, the start, the end or a time",
         ConsumeAnswer,
         ConsumeDocument,
-        (JSON,),
         errors=(408, 409, 413, 429),
+        stream_out=Stream(NDJSON, _READ),
     ),
     HttpRoute(
         "GET",
@@ -123,13 +177,14 @@ ROUTES: Final = (
         Access.READ,
         "tail",
         "records as Server-Sent Events, as they come",
-        RecordOfLine,
-        query=(
-            ("partition", "integer", "one of them, may be named several times; all"),
-            ("from", "string", "start, end, an offset, or @ and milliseconds; end"),
+        None,
+        parameters=(
+            Parameter("partition", {"type": "array", "items": {"type": "integer"}}, "these partitions, each named for itself; all"),
+            Parameter("from", _TEXT, "start, end, an offset, or @ and milliseconds; end"),
+            Parameter("Last-Event-ID", _TEXT, "the id of the last event that the client has: go on behind it", "header"),
         ),
         errors=(404, 429),
-        answer_type=SSE,
+        stream_out=Stream(SSE, _READ),
     ),
     HttpRoute(
         "POST",
@@ -139,7 +194,6 @@ ROUTES: Final = (
         "join a group: its coordinator answers, other brokers send you there (307)",
         NewConsumer,
         NewConsumerDocument,
-        (JSON,),
         errors=(307, 409, 429),
         good=201,
     ),
@@ -151,7 +205,6 @@ ROUTES: Final = (
         "read on in the partitions that the group has given this consumer",
         PollAnswer,
         PollDocument,
-        (JSON,),
         errors=(307, 404, 409),
     ),
     HttpRoute(
@@ -162,7 +215,6 @@ ROUTES: Final = (
         "commit what the polls have given, or offsets of your own",
         CommitAnswer,
         CommitDocument,
-        (JSON,),
         errors=(307, 404, 409),
     ),
     HttpRoute(
@@ -176,14 +228,13 @@ ROUTES: Final = (
         "commit offsets for a group in which nobody is",
         CommitAnswer,
         GroupOffsetsDocument,
-        (JSON,),
         errors=(307, 409),
     ),
     HttpRoute("GET", "/api/v1/cluster", Access.READ, "cluster", "the cluster, and the brokers that live", ClusterTold),
     HttpRoute("GET", "/api/v1/brokers", Access.READ, "brokers", "brokers and their addresses", BrokersTold),
-    HttpRoute("GET", "/api/v1/topics", Access.READ, "topics", "topics by name", TopicsTold, query=_PAGED),
+    HttpRoute("GET", "/api/v1/topics", Access.READ, "topics", "topics by name", TopicsTold, parameters=_PAGED),
     HttpRoute("GET", "/api/v1/topics/{topic}", Access.READ, "topic", "a topic with its configs and partitions", TopicInFull, errors=(404,)),
-    HttpRoute("GET", "/api/v1/groups", Access.READ, "groups", "the groups that this broker coordinates", GroupsTold, query=_PAGED),
+    HttpRoute("GET", "/api/v1/groups", Access.READ, "groups", "the groups that this broker coordinates", GroupsTold, parameters=_PAGED),
     HttpRoute("GET", "/api/v1/groups/{group}", Access.READ, "group", "a group and its members", GroupInFull, errors=(307, 404, 409)),
     HttpRoute(
         "POST",
@@ -193,9 +244,9 @@ ROUTES: Final = (
         "create a topic",
         TopicInFull,
         NewTopicDocument,
-        (JSON,),
         errors=(409,),
         good=201,
+        also_good=(200, ValidatedTopic),
     ),
     HttpRoute(
         "PATCH",
@@ -205,7 +256,6 @@ ROUTES: Final = (
         "add partitions, set configs or, with null, take them back",
         TopicInFull,
         TopicPatch,
-        (JSON,),
         errors=(404, 409),
     ),
     HttpRoute("DELETE", "/api/v1/topics/{topic}", Access.ALTER, "delete_topic", "delete a topic with its records", Deleted, errors=(404,)),
@@ -217,7 +267,6 @@ ROUTES: Final = (
         "let a group in which nobody is begin at these places",
         CommitAnswer,
         ResetDocument,
-        (JSON,),
         errors=(307, 404, 409),
     ),
     HttpRoute(
@@ -323,41 +372,79 @@ PROCESS_PATHS: Final = ("/healthz", "/readyz", "/metrics", "/metrics.json", CLUS
 def openapi(routes: Iterable[HttpRoute]) -> dict[str, Any]:
     """The OpenAPI 3.1 document of a table of routes."""
     routes = tuple(routes)
-    types: list[Any] = [ErrorAnswer, ProducedPartition, FailedPartition, ConsumedPartition, UnreadPartition]
-    for route in routes:
-        types += [one for one in (route.body, route.answer, route.line) if one is not None]
-    schemas, components = msgspec.json.schema_components(types, ref_template=SCHEMAS)
-    schema_of = {id(kind): schema for kind, schema in zip(types, schemas, strict=True)}
+    kinds = {kind: None for route in routes for kind in _kinds(route)}
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=SCHEMAS)
+    schema_of = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        operation: dict[str, Any] = {
-            "operationId": route.name,
-            "summary": route.summary,
-            "responses": _responses(route, schema_of[id(route.answer)], schema_of[id(ErrorAnswer)]),
-        }
-        parameters = [_parameter(name, "path", "string", "its name") for name in _PARAMETER.findall(route.path)]
-        parameters += [_parameter(name, "query", kind, text) for name, kind, text in route.query]
+        operation: dict[str, Any] = {"operationId": route.name, "summary": route.summary, "responses": _responses(route, schema_of)}
+        parameters = [Parameter(name, _TEXT, "its name", "path") for name in _PARAMETER.findall(route.path)]
+        parameters += route.parameters
         if parameters:
-            operation["parameters"] = parameters
+            operation["parameters"] = [
+                {"name": one.name, "in": one.place, "required": one.place == "path", "description": one.description, "schema": one.schema}
+                for one in parameters
+            ]
         if route.body is not None:
-            content = {kind: {"schema": schema_of[id(route.line if kind == NDJSON else route.body)]} for kind in route.content_types}
+            content = {JSON: {"schema": schema_of[route.body]}}
+            if route.stream_in is not None:
+                content[route.stream_in.media_type] = {"schema": _stream(route.stream_in, schema_of) | {"format": "binary"}}
             operation["requestBody"] = {"required": True, "content": content}
         paths.setdefault(route.path, {})[route.method.lower()] = operation
     info = {"title": "Forebay", "version": forebay_version(), "description": "The log by HTTP: docs/http.md says the rest."}
-    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": _for_generators(components)}}
 
 
-def _parameter(name: str, place: str, kind: str, text: str) -> dict[str, Any]:
-    return {"name": name, "in": place, "required": place == "path", "description": text, "schema": {"type": kind}}
+def _kinds(route: HttpRoute) -> list[Any]:
+    """The types whose schemas an operation names, and those that its answers' lists name."""
+    kinds = [ErrorAnswer, ProducedPartition, FailedPartition, ConsumedPartition, UnreadPartition, route.answer, route.body]
+    for stream in (route.stream_in, route.stream_out):
+        kinds += [] if stream is None else [*stream.items, stream.beside]
+    kinds += [] if route.also_good is None else [route.also_good[1]]
+    return [kind for kind in kinds if kind is not None]
 
 
-def _responses(route: HttpRoute, answer: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
-    good = {"description": "it was done", "content": {route.answer_type: {"schema": answer}}}
-    bad = {"description": "it was not done, and why", "content": {JSON: {"schema": error}}}
-    statuses = {400, 403, 421, 503} | set(route.errors) | ({415} if route.content_types else set())
+def _stream(stream: Stream, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
+    """A text that is cut into items, as OpenAPI 3.2 models it: NDJSON into lines, events into fields whose data are JSON."""
+    items: dict[str, Any] = {"oneOf": [schema_of[kind] for kind in stream.items]}
+    if stream.beside is not None:
+        items = {"allOf": [schema_of[stream.beside], items]}
+    if stream.media_type == SSE:
+        data = {"type": "string", "contentMediaType": JSON, "contentSchema": items}
+        event = {"event": {"enum": ["record", "error"]}, "id": _TEXT, "retry": {"type": "integer"}, "data": data}
+        items = {"type": "object", "properties": event}
+    return {"type": "string", "contentMediaType": stream.media_type, "contentSchema": {"type": "array", "items": items}}
+
+
+def _for_generators(schema: Any) -> Any:
+    """The same in words that generators of clients know: a literal is a const, and `maxItems` alone bounds a tuple."""
+    if isinstance(schema, list):
+        return [_for_generators(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    told = {name: _for_generators(one) for name, one in schema.items() if not (name == "items" and one is False)}
+    if set(told) <= {"enum", "default"} and len(told.get("enum", ())) == 1:
+        (only,) = told["enum"]
+        return {"const": only}
+    return told
+
+
+def _responses(route: HttpRoute, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
+    error = {"schema": schema_of[ErrorAnswer]}
+    content = {} if route.answer is None else {JSON: {"schema": schema_of[route.answer]}}
+    if route.stream_out is not None:
+        content[route.stream_out.media_type] = {"schema": _stream(route.stream_out, schema_of)}
+    good = {"description": "it was done", "content": content}
+    bad = {"description": "it was not done, and why", "content": {JSON: error}}
+    statuses = {400, 403, 421, 503} | set(route.errors) | ({415} if route.body is not None else set())
     responses: dict[str, Any] = {str(route.good): good} | {str(status): bad for status in sorted(statuses)}
+    if route.also_good is not None:
+        status, answer = route.also_good
+        responses[str(status)] = {"description": "it can be done", "content": {JSON: {"schema": schema_of[answer]}}}
     if route.answer is HealthTold:
-        responses["503"] = {"description": "it is not ready", "content": {JSON: {"schema": answer}}}
+        responses["503"] = {"description": "it is not ready", "content": {JSON: {"schema": schema_of[HealthTold]}}}
     if route.answer in (ProduceAnswer, ConsumeAnswer, PollAnswer, CommitAnswer):
-        responses["409"] = {"description": "at least one partition failed: its result says why", "content": {JSON: {"schema": answer}}}
+        either = {"oneOf": [schema_of[route.answer], schema_of[ErrorAnswer]]}
+        text = "at least one partition failed: its result says why; or all of it did"
+        responses["409"] = {"description": text, "content": {JSON: {"schema": either}}}
     return responses
