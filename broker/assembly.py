@@ -419,6 +419,7 @@ async def open_broker(
             http=HttpParts(
                 parts=handled,
                 metadata=opened.metadata,
+                objects=opened.objects,
                 produce=dispatch.wide_produce,
                 fetch=fetching,
                 leaving=leaving,

@@ -1,7 +1,8 @@
 """The cluster, its topics and groups by `GET /api/v1/…`: the handlers that Kafka's clients use answer here, too."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -14,7 +15,7 @@ from broker.handling.context import Context
 from broker.handling.large_answers import LargeAnswer
 from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
 from broker.http.errors import HttpError, invalid, text_of, type_of
-from broker.http.guard import Asked
+from broker.http.guard import Asked, HttpLimits
 from broker.http.parts import HttpParts
 from broker.http.produce import LISTENER
 from broker.protocol.request import Request
@@ -22,6 +23,8 @@ from runtime.turns import Turns
 from storage.catalog.brokers import HTTP_LISTENER, Role
 from storage.catalog.topic_names import INTERNAL
 from storage.catalog.topics import Topic
+from storage.errors import Unavailable
+from storage.objects.port import ObjectStat
 
 PAGE_ITEMS_DEFAULT: Final = 100
 PAGE_ITEMS_MAX: Final = 1_000
@@ -115,6 +118,21 @@ class GroupInFull(msgspec.Struct, frozen=True):
     members: list[MemberTold]
 
 
+class ObjectTold(msgspec.Struct, frozen=True):
+    """`modified_ms` is by the object store's clock."""
+
+    key: str
+    size_bytes: int
+    modified_ms: int
+
+
+class ObjectsTold(msgspec.Struct, frozen=True):
+    """By key, as the object store lists them: whether something refers to an object is not said."""
+
+    objects: list[ObjectTold]
+    next: str | None
+
+
 class SettingsTold(msgspec.Struct, frozen=True):
     """As they would be written in a file; what is secret in a URL is not shown."""
 
@@ -124,10 +142,12 @@ class SettingsTold(msgspec.Struct, frozen=True):
 class HttpAdministration:
     """Asks Kafka's handlers in the name of an HTTP client."""
 
-    def __init__(self, parts: HttpParts, *, settings: Mapping[str, str]) -> None:
+    def __init__(self, parts: HttpParts, limits: HttpLimits, *, settings: Mapping[str, str]) -> None:
         self._parts = parts
+        self._limits = limits
         self._settings = settings
         self._large_answers = asyncio.Semaphore()
+        self._listing = asyncio.Semaphore()
 
     async def call(self, asked: Asked, api_key: int, version: int, body: object) -> Any:
         """Return the response of an API's handler."""
@@ -198,6 +218,23 @@ class HttpAdministration:
         members = [MemberTold(one.member_id, one.group_instance_id, one.client_id, one.client_host) for one in group.members]
         return await asked.answer(200, GroupInFull(group.group_id, group.group_state, group.protocol_type, group.protocol_data, members))
 
+    async def objects(self, asked: Asked) -> web.StreamResponse:
+        """Objects of the store, a page at a time and one page at a time: a listing is billed, and may be slow."""
+        limit, query, within_s = limit_of(asked), asked.http.query, self._limits.listed_within_s
+        found: list[ObjectTold] = []
+        try:
+            async with asyncio.timeout(within_s), self._listing:
+                listed = self._parts.objects.list(query.get("prefix", ""), start_after=query.get("after", ""))
+                async with contextlib.aclosing(cast("AsyncGenerator[ObjectStat, None]", listed)) as stats:
+                    async for stat in stats:
+                        found.append(ObjectTold(*stat))
+                        if len(found) > limit:
+                            break
+        except TimeoutError:
+            raise Unavailable(f"the object store listed {len(found)} objects within {within_s:.0f} s") from None
+        page = found[:limit]
+        return await asked.answer(200, ObjectsTold(page, page[-1].key if len(found) > limit else None))
+
     async def settings(self, asked: Asked) -> web.StreamResponse:
         return await asked.answer(200, SettingsTold(self._settings))
 
@@ -218,12 +255,16 @@ def refused(code: ErrorCode, message: str | None) -> HttpError:
     return HttpError(400 if code.name.startswith("invalid_") else 409, type_of(code), text)
 
 
-def page_of(asked: Asked, sorted_items: Sequence[T], name_of: Any) -> tuple[list[T], str | None]:
-    """The items that `limit` and `after` of the query ask for, and the name of the last if there are more."""
+def limit_of(asked: Asked) -> int:
     given = asked.http.query.get("limit", str(PAGE_ITEMS_DEFAULT))
     if not given.isdecimal() or len(given) > LIMIT_DIGITS or not 1 <= int(given) <= PAGE_ITEMS_MAX:
         raise invalid(f"limit: {given[:50]!r} is not a number from 1 to {PAGE_ITEMS_MAX}")
-    after, limit = asked.http.query.get("after"), int(given)
+    return int(given)
+
+
+def page_of(asked: Asked, sorted_items: Sequence[T], name_of: Any) -> tuple[list[T], str | None]:
+    """The items that `limit` and `after` of the query ask for, and the name of the last if there are more."""
+    after, limit = asked.http.query.get("after"), limit_of(asked)
     wanted = [one for one in sorted_items if after is None or name_of(one) > after]
     page = wanted[:limit]
     return page, name_of(page[-1]) if len(wanted) > len(page) else None

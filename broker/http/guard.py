@@ -44,6 +44,8 @@ CONSUMERS_MAX: Final = 1_000
 """Members of groups that a broker is for HTTP clients."""
 BODY_WITHIN_S: Final = 30.0
 ROOM_WITHIN_S: Final = 2.0
+LISTED_WITHIN_S: Final = 30.0
+"""A page of objects, those that others have asked for before it among them."""
 ANSWER_TAKEN_WITHIN_S: Final = 60.0
 LEFT_LOOK_S: Final = 1.0
 FIRST_ROOM_BYTES: Final = 64 * KIB
@@ -89,6 +91,7 @@ class HttpLimits:
     consumers_max: int = CONSUMERS_MAX
     body_within_s: float = BODY_WITHIN_S
     room_within_s: float = ROOM_WITHIN_S
+    listed_within_s: float = LISTED_WITHIN_S
 
 
 class Asked:

@@ -15,6 +15,7 @@ from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.log.index import EntryPlace
 from storage.metadata.port import MetadataStore
+from storage.objects.port import ObjectStore
 from storage.vocabulary import PartitionId
 
 
@@ -24,6 +25,7 @@ class HttpParts:
 
     parts: BrokerParts
     metadata: MetadataStore
+    objects: ObjectStore
     produce: WideProduce
     fetch: Fetch
     leaving: Leaving

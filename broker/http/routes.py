@@ -16,6 +16,7 @@ from broker.http.admin import (
     GroupInFull,
     GroupsTold,
     HttpAdministration,
+    ObjectsTold,
     SettingsTold,
     TopicInFull,
     TopicsTold,
@@ -272,6 +273,15 @@ ROUTES: Final = (
     HttpRoute(
         "DELETE", "/api/v1/groups/{group}", Access.ALTER, "delete_group", "delete a group and its offsets", Deleted, errors=(307, 404, 409)
     ),
+    HttpRoute(
+        "GET",
+        "/api/v1/objects",
+        Access.READ,
+        "objects",
+        "objects of the object store by key",
+        ObjectsTold,
+        parameters=(*_PAGED, Parameter("prefix", _TEXT, "those alone whose key begins so: wal/, segments/; all")),
+    ),
     HttpRoute("GET", "/api/v1/settings", Access.READ, "settings", "what the broker was started with", SettingsTold),
 )
 
@@ -286,7 +296,7 @@ def routes_of(
     expires_after_ms = int(settings.kafka.producer_id_expiration.total_seconds() * _MS_PER_S)
     streams = HttpStreams(parts, limits, reading)
     produce = ProduceByHttp(parts, limits, streams, blocking=blocking, expires_after_ms=expires_after_ms)
-    administration = HttpAdministration(parts, settings={key: without_secrets(one.show(settings)) for key, one in SETTINGS.items()})
+    administration = HttpAdministration(parts, limits, settings={key: without_secrets(one.show(settings)) for key, one in SETTINGS.items()})
     consume = ConsumeByHttp(reading, limits, streams)
     consumers = HttpConsumers(reading, limits, consume, administration.call, blocking=blocking)
     alterations = HttpAlterations(parts, administration, consumers, reading)
@@ -310,6 +320,7 @@ def routes_of(
         "topic": administration.topic,
         "groups": administration.groups,
         "group": administration.group,
+        "objects": administration.objects,
         "settings": administration.settings,
         "create_topic": alterations.create_topic,
         "alter_topic": alterations.alter_topic,

@@ -23,7 +23,7 @@ from storage.catalog.collections import accept_older
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.opening import open_stores
 from storage.vocabulary import ObjectId, PartitionId, TopicId
-from tests.kit.serving import IN_OBJECTS, Served, serving
+from tests.kit.serving import IN_OBJECTS, Served, get, serving
 
 APPENDS = 20
 
@@ -164,6 +164,19 @@ def test_objects_are_listed_by_prefix_age_and_number(cluster: Cluster) -> None:
     assert (code, len(data.splitlines())) == (0, 4)
     assert talk == "There are more than 3: --limit shows more, --prefix narrows them down.\n"
     assert cluster.run("objects", "--older-than", "soon")[0] == 2
+
+
+def test_the_broker_tells_the_same_objects_by_http(cluster: Cluster) -> None:
+    assert cluster.served is not None
+    told: list[Any] = []
+    after: str | None = ""
+    while after is not None:
+        status, page = get(cluster.served.http_port, f"/api/v1/objects?prefix=wal/&limit=7&after={after}")
+        assert status == 200
+        told += json.loads(page)["objects"]
+        after = json.loads(page)["next"]
+
+    assert told == cluster.json("objects", "--prefix", "wal/")
 
 
 def test_an_object_is_decoded(cluster: Cluster) -> None:

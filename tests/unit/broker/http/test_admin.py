@@ -1,6 +1,14 @@
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
-from tests.kit.http_asking import Http
+from broker.http.guard import HttpLimits
+from runtime.clock import SystemClock
+from storage.errors import Unavailable
+from storage.objects.memory import MemoryObjectStore
+from storage.objects.port import ObjectStat
+from tests.kit.clustering import running_cluster
+from tests.kit.http_asking import LOCAL, Http, http_of
 
 
 async def test_lists_are_told_page_by_page(http: Http) -> None:
@@ -52,6 +60,60 @@ async def test_a_group_that_is_not_there_is_not_found(http: Http) -> None:
     assert (status, groups) == (200, {"groups": [], "complete": True, "next": None})
     status, answer = await http.get("/api/v1/groups/none")
     assert (status, answer["error_type"]) == (404, "GroupIdNotFound")
+
+
+async def test_objects_are_told_page_by_page_with_their_sizes(http: Http) -> None:
+    written = [await http.produced("t", 0, [f"record {number}"], explain=True) for number in range(5)]
+    keys = [result["object_uri"].partition("://")[2].lstrip("/") for result in written]
+
+    seen: list[dict[str, Any]] = []
+    after: str | None = ""
+    while after is not None:
+        status, page = await http.get(f"/api/v1/objects?prefix=wal/&limit=2&after={after}")
+        assert status == 200
+        assert len(page["objects"]) <= 2
+        seen += page["objects"]
+        after = page["next"]
+
+    assert [found["key"] for found in seen] == sorted(keys)
+    stats = [await http.member.broker.http.objects.stat(found["key"]) for found in seen]
+    assert [(found["size_bytes"], found["modified_ms"]) for found in seen] == [(stat.size_bytes, stat.modified_ms) for stat in stats]
+    assert (await http.get("/api/v1/objects?limit=1000"))[1]["next"] is None
+    for query in ("prefix=none/", "prefix=../", "prefix=%00", "prefix=%ff", "after=~", "prefix=/etc/"):
+        assert await http.get(f"/api/v1/objects?{query}") == (200, {"objects": [], "next": None}), query
+    for limit in ("0", "1001", "x"):
+        assert (await http.get(f"/api/v1/objects?limit={limit}"))[0] == 400
+
+
+class Listing(MemoryObjectStore):
+    """Says one object, and then waits or fails as `then` does."""
+
+    async def then(self) -> None:
+        return
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectStat]:
+        async for stat in super().list(prefix, start_after=start_after):
+            yield stat
+            await self.then()
+
+
+async def away() -> None:
+    raise Unavailable("the store is away")
+
+
+async def test_a_listing_that_fails_or_takes_too_long_is_refused_and_the_next_one_is_not() -> None:
+    async with running_cluster() as cluster:
+        store = cluster.objects = Listing(clock=SystemClock())
+        limits = HttpLimits(listen=LOCAL, listed_within_s=0.1)
+        async with http_of(await cluster.join(), limits=limits) as http:
+            await http.produced("t", 0, ["x"])
+            well, never = store.then, asyncio.Event()
+            for then in (away, never.wait):
+                store.then = then  # type: ignore[method-assign, assignment]
+                status, answer = await http.get("/api/v1/objects")
+                assert (status, answer["error_type"]) == (503, "StorageUnavailable")
+                store.then = well  # type: ignore[method-assign]
+                assert (await http.get("/api/v1/objects"))[0] == 200
 
 
 async def test_settings_are_told_without_secrets(http: Http) -> None:
