@@ -108,7 +108,10 @@ class Broker:
         marks: CommitMarks | None,
         http: HttpParts,
         cost: CostMeter,
+        nursery: Nursery,
     ) -> None:
+        self._nursery = nursery
+        self._draining: asyncio.Task[None] | None = None
         self._marks = marks
         self.http = http
         self.roles = http.parts.roles.own
@@ -132,7 +135,19 @@ class Broker:
         """Leave the cluster, serve on while clients leave (at most for `drain_s`), answer what was received, commit what was taken.
 
         Deregistered, this broker names the others to who asks: as leader, as controller and as coordinator, as long as there are others.
+        Called again, wait for the end of the first drain, whose time counts.
         """
+        self.begin_drain(drain_s)
+        assert self._draining is not None, "begun"
+        await asyncio.shield(self._draining)
+
+    def begin_drain(self, drain_s: float) -> bool:
+        """As `drain`, without a wait. Return whether it has ended. The process goes on, and answers HTTP, until it is stopped."""
+        if self._draining is None:
+            self._draining = self._nursery.spawn(self._drain(drain_s), name="drain")
+        return self._draining.done()
+
+    async def _drain(self, drain_s: float) -> None:
         self.readiness.note_draining()
         try:
             async with asyncio.timeout(LEAVE_GROUPS_S):
@@ -431,8 +446,10 @@ async def open_broker(
                 nursery=nursery,
                 locate=lambda partition, offset: parts.index.locate(parts.partitions.get(partition), offset),
                 objects_uri=without_secrets(settings.storage.url).partition("?")[0].removesuffix("/") + "/",
+                begin_drain=lambda drain_s: broker.begin_drain(drain_s),  # noqa: PLW0108 - the broker has these parts
             ),
             cost=cost,
+            nursery=nursery,
         )
         closing.push_async_callback(broker.aclose)
         yield broker

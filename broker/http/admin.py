@@ -281,18 +281,23 @@ async def elsewhere(parts: HttpParts, asked: Asked, group: str, error: GroupErro
         status = 503 if code.retriable else 400 if code.name.startswith("invalid_") else 409
         return HttpError(status, type_of(code), f"the group cannot be used: {code.name.replace('_', ' ')}", headers=_later(status))
     holder = (await parts.parts.groups.slots.holders([group]))[group]
-    live = await parts.parts.brokers.live()
-    broker = next((one for one in live if one.broker_id == holder), None)
-    address = None if broker is None or holder == parts.parts.broker_id else broker.endpoint(HTTP_LISTENER)
-    own = next((one.endpoint(HTTP_LISTENER) for one in live if one.broker_id == parts.parts.broker_id), None)
-    if address is None or address == own:
+    location = await location_at(parts, asked, holder)
+    if location is None:
         text = f"broker {holder} coordinates the group and has no address for HTTP clients: set http.advertised there"
-        if broker is None or holder == parts.parts.broker_id:
+        if holder == parts.parts.broker_id or holder not in {one.broker_id for one in await parts.parts.brokers.live()}:
             text = "nobody coordinates the group now"
         return HttpError(503, type_of(code), text, headers=_later(503))
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    location = f"http://{host}:{address.port}{asked.http.rel_url}"
     return HttpError(307, "CoordinatorElsewhere", f"broker {holder} coordinates the group: ask {location}", headers={"Location": location})
+
+
+async def location_at(parts: HttpParts, asked: Asked, broker_id: int | None) -> str | None:
+    """The URL of the same at another broker. None if that does not live, is this one, or tells no address of its own."""
+    endpoints = {one.broker_id: one.endpoint(HTTP_LISTENER) for one in await parts.parts.brokers.live()}
+    address = None if broker_id in (None, parts.parts.broker_id) else endpoints.get(broker_id)
+    if address is None or address == endpoints.get(parts.parts.broker_id):
+        return None
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"http://{host}:{address.port}{asked.http.rel_url}"
 
 
 def _later(status: int) -> dict[str, str]:

@@ -1,23 +1,26 @@
-"""Changes of topics and groups by HTTP, behind `http.allow_writes`. Kafka's handlers make them, and the audit log has them like others."""
+"""Changes of topics, groups and this broker by HTTP, behind `http.allow_writes`. Kafka's handlers change topics and groups; the audit log
+has all of them like others.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from aiohttp import web
 from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId
 
+from broker.handling.administration import By
 from broker.handling.config_resources import TOPIC
 from broker.handling.kio_types import as_i8, as_i16, as_i32, as_topic_name
 from broker.handling.partition_bounds import TopicPartition
-from broker.http.admin import HttpAdministration, refused
+from broker.http.admin import HttpAdministration, location_at, refused
 from broker.http.consume import HttpReading, LogPlace
 from broker.http.consumers import HttpConsumers, OffsetToCommit
-from broker.http.errors import invalid
+from broker.http.errors import HttpError, invalid
 from broker.http.guard import Asked
 from broker.http.parts import HttpParts
-from broker.http.produce import Count, TopicName
+from broker.http.produce import LISTENER, Count, TopicName
 from broker.protocol.codec import as_field
 from storage.catalog.topic_configs import Operation
 from storage.catalog.topics import PARTITIONS_MAX
@@ -28,6 +31,8 @@ CREATE_PARTITIONS: Final = 37
 DELETE_GROUPS: Final = 42
 INCREMENTAL_ALTER_CONFIGS: Final = 44
 WITHIN_MS: Final = 30_000
+ID_DIGITS: Final = 10
+"""Of a broker's id."""
 
 PartitionCount = Annotated[int, msgspec.Meta(ge=1, le=PARTITIONS_MAX)]
 
@@ -62,9 +67,24 @@ class Deleted(msgspec.Struct, frozen=True):
     deleted: str
 
 
+class DrainDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nothing to say: the time that clients have is `shutdown.drain`."""
+
+
+class DrainTold(msgspec.Struct, frozen=True):
+    """`drained`: the broker serves nobody any more, and can be stopped."""
+
+    broker_id: int
+    status: Literal["draining", "drained"]
+
+
 class HttpAlterations:
-    def __init__(self, parts: HttpParts, administration: HttpAdministration, consumers: HttpConsumers, reading: HttpReading) -> None:
+    def __init__(
+        self, parts: HttpParts, administration: HttpAdministration, consumers: HttpConsumers, reading: HttpReading, *, drain_s: float
+    ) -> None:
         self._parts = parts
+        self._drain_s = drain_s
+        self._is_draining = False
         self._administration = administration
         self._consumers = consumers
         self._reading = reading
@@ -146,7 +166,35 @@ class HttpAlterations:
         _check(answer.results)
         return await asked.answer(200, Deleted(group))
 
+    async def drain(self, asked: Asked) -> web.StreamResponse:
+        """Let this broker leave the cluster. Asked again, say how far it is; another broker is asked at its own address."""
+        async with asked.document(_drain):
+            pass
+        named, own_id = asked.http.match_info["broker"], self._parts.parts.broker_id
+        if not named.isdecimal() or len(named) > ID_DIGITS:
+            raise invalid(f"broker: {named[:50]!r} is not the id of a broker")
+        broker_id = int(named)
+        if broker_id != own_id:
+            raise await self._other_broker(asked, broker_id)
+        is_drained = self._parts.begin_drain(self._drain_s)
+        if not self._is_draining:
+            self._is_draining = True
+            by = By(asked.client_host, None, LISTENER)
+            self._parts.parts.administration.changed("broker_drain_begun", by, broker_id=own_id, drain_s=self._drain_s)
+        return await asked.answer(200 if is_drained else 202, DrainTold(own_id, "drained" if is_drained else "draining"))
 
+    async def _other_broker(self, asked: Asked, broker_id: int) -> HttpError:
+        location = await location_at(self._parts, asked, broker_id)
+        if location is not None:
+            text = f"broker {broker_id} drains itself: ask {location}"
+            return HttpError(307, "BrokerElsewhere", text, headers={"Location": location})
+        if broker_id in {one.broker_id for one in await self._parts.parts.brokers.live()}:
+            text = f"broker {broker_id} drains itself, and has no address for HTTP clients: set http.advertised there, or send it SIGTERM"
+            return HttpError(409, "BrokerElsewhere", text)
+        return HttpError(404, "UnknownBroker", f"there is no broker {broker_id} that lives: /api/v1/brokers names those that do")
+
+
+_drain: Final = msgspec.json.Decoder(DrainDocument)
 _new_topic: Final = msgspec.json.Decoder(NewTopicDocument)
 _changes: Final = msgspec.json.Decoder(TopicPatch)
 _reset: Final = msgspec.json.Decoder(ResetDocument)

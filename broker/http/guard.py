@@ -73,6 +73,8 @@ class Access(Enum):
     READ = "read"
     WRITE = "write"
     ALTER = "alter"
+    OPERATE = "operate"
+    """As ALTER, and while the broker leaves, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +384,7 @@ class Guard:
         if content_types and request.method in ("POST", "PATCH", "PUT") and request.content_type not in content_types:
             text = f"the content-type is {request.headers.get('Content-Type', 'missing')[:200]}: send {' or '.join(content_types)}"
             raise HttpError(415, "UnsupportedMediaType", text)
-        if self.parts.leaving.is_refusing and access is not Access.OPEN:
+        if self.parts.leaving.is_refusing and access not in (Access.OPEN, Access.OPERATE):
             raise too_busy("this broker is shutting down: ask another")
 
     def _check_access(self, access: Access) -> None:
@@ -392,8 +394,8 @@ class Guard:
             raise HttpError(403, "NotAuthorized", "the HTTP API of the log is off: set http.log_api to read or read_write")
         if access is Access.WRITE and log_api != "read_write":
             raise HttpError(403, "NotAuthorized", f"nothing is written by HTTP, http.log_api is {log_api}: set it to read_write")
-        if access is Access.ALTER and not (self.limits.allow_writes and log_api == "read_write"):
-            text = "topics and groups are not changed by HTTP: set http.allow_writes to true, and http.log_api to read_write"
+        if access in (Access.ALTER, Access.OPERATE) and not (self.limits.allow_writes and log_api == "read_write"):
+            text = "topics, groups and brokers are not changed by HTTP: set http.allow_writes to true, and http.log_api to read_write"
             raise HttpError(403, "NotAuthorized", text)
 
 

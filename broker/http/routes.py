@@ -21,7 +21,7 @@ from broker.http.admin import (
     TopicInFull,
     TopicsTold,
 )
-from broker.http.alterations import Deleted, HttpAlterations, NewTopicDocument, ResetDocument, TopicPatch
+from broker.http.alterations import Deleted, DrainDocument, DrainTold, HttpAlterations, NewTopicDocument, ResetDocument, TopicPatch
 from broker.http.cluster_metrics import CLUSTER_METRICS_PATH, ClusterMetrics
 from broker.http.consume import ConsumeAnswer, ConsumeByHttp, ConsumeDocument, ConsumedPartition, HttpReading, UnreadPartition
 from broker.http.consumers import (
@@ -119,7 +119,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class HttpRoute:
-    """`errors`: the statuses of its own beside those that every route has. `also_good`: a further status, and its answer."""
+    """`errors`: the statuses of its own beside those that every route has. `also_good`: a further status, its answer, and what it says."""
 
     method: str
     path: str
@@ -133,7 +133,7 @@ class HttpRoute:
     stream_in: Stream | None = None
     stream_out: Stream | None = None
     good: int = 200
-    also_good: tuple[int, Any] | None = None
+    also_good: tuple[int, Any, str] | None = None
 
     @property
     def content_types(self) -> tuple[str, ...]:
@@ -233,6 +233,17 @@ ROUTES: Final = (
     ),
     HttpRoute("GET", "/api/v1/cluster", Access.READ, "cluster", "the cluster, and the brokers that live", ClusterTold),
     HttpRoute("GET", "/api/v1/brokers", Access.READ, "brokers", "brokers and their addresses", BrokersTold),
+    HttpRoute(
+        "POST",
+        "/api/v1/brokers/{broker}/drain",
+        Access.OPERATE,
+        "drain",
+        "let a broker leave the cluster, and its clients go to others; ask again to hear whether it is done",
+        DrainTold,
+        DrainDocument,
+        errors=(307, 404, 409),
+        also_good=(202, DrainTold, "it was begun"),
+    ),
     HttpRoute("GET", "/api/v1/topics", Access.READ, "topics", "topics by name", TopicsTold, parameters=_PAGED),
     HttpRoute("GET", "/api/v1/topics/{topic}", Access.READ, "topic", "a topic with its configs and partitions", TopicInFull, errors=(404,)),
     HttpRoute("GET", "/api/v1/groups", Access.READ, "groups", "the groups that this broker coordinates", GroupsTold, parameters=_PAGED),
@@ -247,7 +258,7 @@ ROUTES: Final = (
         NewTopicDocument,
         errors=(409,),
         good=201,
-        also_good=(200, ValidatedTopic),
+        also_good=(200, ValidatedTopic, "it can be done"),
     ),
     HttpRoute(
         "PATCH",
@@ -299,7 +310,7 @@ def routes_of(
     administration = HttpAdministration(parts, limits, settings={key: without_secrets(one.show(settings)) for key, one in SETTINGS.items()})
     consume = ConsumeByHttp(reading, limits, streams)
     consumers = HttpConsumers(reading, limits, consume, administration.call, blocking=blocking)
-    alterations = HttpAlterations(parts, administration, consumers, reading)
+    alterations = HttpAlterations(parts, administration, consumers, reading, drain_s=settings.shutdown.drain.total_seconds())
     about = _About(parts, limits, is_ready)
     handlers: dict[str, RouteHandler] = {
         "index": about.index,
@@ -322,6 +333,7 @@ def routes_of(
         "group": administration.group,
         "objects": administration.objects,
         "settings": administration.settings,
+        "drain": alterations.drain,
         "create_topic": alterations.create_topic,
         "alter_topic": alterations.alter_topic,
         "delete_topic": alterations.delete_topic,
@@ -450,8 +462,8 @@ def _responses(route: HttpRoute, schema_of: Mapping[Any, Any]) -> dict[str, Any]
     statuses = {400, 403, 421, 503} | set(route.errors) | ({415} if route.body is not None else set())
     responses: dict[str, Any] = {str(route.good): good} | {str(status): bad for status in sorted(statuses)}
     if route.also_good is not None:
-        status, answer = route.also_good
-        responses[str(status)] = {"description": "it can be done", "content": {JSON: {"schema": schema_of[answer]}}}
+        status, answer, text = route.also_good
+        responses[str(status)] = {"description": text, "content": {JSON: {"schema": schema_of[answer]}}}
     if route.answer is HealthTold:
         responses["503"] = {"description": "it is not ready", "content": {JSON: {"schema": schema_of[HealthTold]}}}
     if route.answer in (ProduceAnswer, ConsumeAnswer, PollAnswer, CommitAnswer):

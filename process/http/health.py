@@ -102,7 +102,8 @@ class Readiness:
 
     def note_draining(self) -> None:
         """From now on, until the process ends, send clients elsewhere."""
-        self._draining = Check(False, "shutting down", self._clock.now_ms())
+        if self._draining.ok:
+            self._draining = Check(False, "shutting down", self._clock.now_ms())
 
     def sum_up(self) -> Health:
         checks = {LISTENERS: self._listeners} | {name: store.check() for name, store in self._stores.items()}

@@ -204,7 +204,7 @@ class HttpSettings:
         "whether records may be written and read by HTTP; auto: both if http.listen is an address of this machine alone, else neither",
     ] = "auto"
     allow_writes: Annotated[
-        bool, FLAG, "whether topics and groups may be created, changed and deleted by HTTP; records are a matter of http.log_api"
+        bool, FLAG, "whether topics and groups may be changed, and the broker drained, by HTTP; records are a matter of http.log_api"
     ] = False
     hosts: Annotated[
         tuple[str, ...],

@@ -1,6 +1,8 @@
 """Three broker processes are restarted one after the other while producers that must not retry send to them."""
 
 import contextlib
+import http.client
+import json
 import socket
 import threading
 import time
@@ -12,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from runtime.clock import SystemClock
-from tests.kit.serving import Served, get, serving
+from tests.kit.serving import ANSWER_WITHIN_S, HOST, Served, get, serving
 
 TOPIC = "orders"
 PARTITIONS = 3
@@ -20,7 +22,7 @@ PRODUCERS = 3
 PAUSE_S = 0.01
 WITHIN_S = 60.0
 QUIET = {"log_level": 0, "socket.timeout.ms": 10_000}
-SETTINGS = {"shutdown.drain": "10s", "kafka.auto_create_topics": "false"}
+SETTINGS = {"shutdown.drain": "10s", "kafka.auto_create_topics": "false", "http.allow_writes": "true"}
 
 _clock = SystemClock()
 
@@ -72,7 +74,7 @@ def test_a_rolling_restart_is_no_error_to_producers_that_do_not_retry(tmp_path: 
         try:
             until(lambda: all(producer.acked for producer in producers))
             for number, life in enumerate(lives):
-                leave(brokers[number])
+                leave(brokers[number], by_http=number == 0)
                 life.close()
                 brokers[number] = life.enter_context(serving(tmp_path, kafka_port=brokers[number].kafka_port, settings=SETTINGS))
                 acked = [producer.acked for producer in producers]
@@ -85,14 +87,29 @@ def test_a_rolling_restart_is_no_error_to_producers_that_do_not_retry(tmp_path: 
         assert stored_count(brokers[0].bootstrap) == sum(producer.acked for producer in producers)
 
 
-def leave(broker: Served) -> None:
-    """SIGTERM; while it drains it says that it does, and names the others to a client that connects only now."""
+def leave(broker: Served, *, by_http: bool) -> None:
+    """SIGTERM, or a request to drain; while it drains it says that it does, and names the others to a client that connects only now."""
     # It stops at once when nobody is connected, as may be when no producer's leader is this broker.
     with socket.create_connection(("127.0.0.1", broker.kafka_port)):
         until(lambda: broker.metrics()['forebay_connections{listener="PLAINTEXT"}'] > 0)
-        broker.process.terminate()
+        if by_http:
+            assert drain(broker) == "draining"
+        else:
+            broker.process.terminate()
         until(lambda: get(broker.http_port, "/readyz")[0] == 503)
         until(lambda: broker.kafka_port not in named_by(broker))
+    if by_http:
+        until(lambda: drain(broker) == "drained")
+        assert broker.is_alive
+        until(lambda: not broker.metrics()['forebay_connections{listener="PLAINTEXT"}'])
+
+
+def drain(broker: Served) -> str:
+    broker_id = json.loads(get(broker.http_port, "/api/v1/broker")[1])["broker_id"]
+    connection = http.client.HTTPConnection(HOST, broker.http_port, timeout=ANSWER_WITHIN_S)
+    with contextlib.closing(connection):
+        connection.request("POST", f"/api/v1/brokers/{broker_id}/drain", b"{}", {"content-type": "application/json"})
+        return str(json.loads(connection.getresponse().read())["status"])
 
 
 def named_by(broker: Served) -> set[int]:

@@ -1,10 +1,11 @@
-"""Topics and groups that are changed by HTTP."""
+"""Topics, groups and brokers that are changed by HTTP."""
 
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from services.ports import free_port
 from tests.kit.clustering import running_cluster
 from tests.kit.http_asking import Http, http_of
 
@@ -24,6 +25,49 @@ async def ask(http: Http, method: str, path: str, document: Any = None) -> tuple
 
 def place(topic: str, to: object) -> dict[str, Any]:
     return {"partitions": [{"topic": topic, "partition": 0, "to": to}]}
+
+
+async def test_a_broker_that_drains_is_left_by_its_clients_and_lives_on() -> None:
+    async with running_cluster() as cluster:
+        leaving, staying = await cluster.join(), await cluster.join(http_port=free_port())
+        own, other = f"/api/v1/brokers/{leaving.broker_id}/drain", f"/api/v1/brokers/{staying.broker_id}/drain"
+        async with http_of(leaving, allow_writes=True) as http, http_of(staying) as stays:
+            await http.produced("t", 0, ["before"])
+            for broker, status, error_type in (
+                ("9", 404, "UnknownBroker"),
+                ("-1", 400, "InvalidRequest"),
+                ("9" * 5_000, 400, "InvalidRequest"),
+            ):
+                found, answer = await http.post(f"/api/v1/brokers/{broker}/drain", {})
+                assert (found, answer["error_type"]) == (status, error_type)
+            async with http.session.post(other, json={}, allow_redirects=False) as elsewhere:
+                assert elsewhere.status == 307
+                assert elsewhere.headers["Location"].endswith(other)
+            for document, kind, status in (({"now": True}, "application/json", 400), ({}, "text/plain", 415)):
+                assert (await http.post(own, document, content_type=kind))[0] == status
+            assert (await http.get("/health"))[0] == 200
+
+            told = [await http.post(own, {})]
+            assert told == [(202, {"broker_id": leaving.broker_id, "status": "draining"})]
+            while told[-1][0] == 202:
+                told.append(await http.post(own, {}))
+
+            assert told[-1] == (200, {"broker_id": leaving.broker_id, "status": "drained"})
+            assert {(await http.get(path))[0] for path in ("/health", "/readyz")} == {503}
+            assert (await http.get("/healthz"))[0] == 200
+            status, answer = await http.post("/producers", {})
+            assert (status, answer["error_type"]) == (503, "BackPressureRejected")
+            assert [one["broker_id"] for one in (await stays.get("/api/v1/brokers"))[1]["brokers"]] == [staying.broker_id]
+            assert await stays.values("t", 0) == ["before"]
+
+
+async def test_a_broker_without_an_address_for_http_clients_is_not_drained_by_another() -> None:
+    async with running_cluster() as cluster:
+        one, other = await cluster.join(), await cluster.join()
+        async with http_of(one, allow_writes=True) as http:
+            status, answer = await http.post(f"/api/v1/brokers/{other.broker_id}/drain", {})
+    assert (status, answer["error_type"]) == (409, "BrokerElsewhere")
+    assert "http.advertised" in answer["error"]
 
 
 async def test_a_topic_is_created_changed_and_deleted(altering: Http) -> None:
@@ -101,6 +145,7 @@ async def test_nothing_is_changed_where_the_operator_has_not_allowed_it(http: Ht
             ("DELETE", "/api/v1/topics/t", None),
             ("POST", "/api/v1/groups/g/offsets", {"partitions": []}),
             ("DELETE", "/api/v1/groups/g", None),
+            ("POST", f"/api/v1/brokers/{http.member.broker_id}/drain", {}),
         ):
             status, answer = await ask(closed, method, path, document)
             assert (status, answer["error_type"]) == (403, "NotAuthorized")

@@ -231,7 +231,7 @@ async def test_the_document_of_the_api_names_the_routes_that_are_served(http: Ht
     told = {(method.upper(), path) for path, operations in document["paths"].items() for method in operations}
     assert told == {(route.method, route.path) for route in ROUTES}
     for method, path in told:
-        url = path.replace("{topic}", "t").replace("{group}", "g").replace("{consumer}", "c")
+        url = path.replace("{topic}", "t").replace("{group}", "g").replace("{consumer}", "c").replace("{broker}", "1")
         async with http.session.request(method, url) as response:
             answer = await response.json()
             assert "no such path" not in str(answer), path
