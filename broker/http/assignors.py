@@ -5,7 +5,7 @@ The leader assigns for all members. Clients of every kind read its assignment, s
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Final, NamedTuple
 
@@ -40,12 +40,21 @@ def subscription_bytes(topics: Iterable[str]) -> bytes:
     return struct.pack(">hi", _VERSION, len(named)) + b"".join(map(_text, named)) + _NO_USER_DATA
 
 
-def subscriber_of(member_id: str, instance_id: str | None, metadata: bytes) -> Subscriber:
-    """A member whose metadata cannot be read wants nothing."""
-    try:
-        return Subscriber(member_id, instance_id, frozenset(topics_of(metadata)))
-    except (struct.error, UnicodeDecodeError, ValueError):
-        return Subscriber(member_id, instance_id, frozenset())
+def subscribers_of(
+    members: Iterable[tuple[str, str | None, bytes]], there: Container[str] | None = None
+) -> tuple[list[Subscriber], list[str]]:
+    """The members, and the topics that any of them wants; of those that are `there`, where that is given.
+
+    A member whose metadata cannot be read wants nothing.
+    """
+    found: list[Subscriber] = []
+    for member_id, instance_id, metadata in members:
+        try:
+            wanted = frozenset(topic for topic in topics_of(metadata) if there is None or topic in there)
+        except (struct.error, UnicodeDecodeError, ValueError):
+            wanted = frozenset()
+        found.append(Subscriber(member_id, instance_id, wanted))
+    return found, sorted(frozenset().union(*(member.topics for member in found)))
 
 
 def assignment_bytes(assignment: Mapping[str, Sequence[int]]) -> bytes:

@@ -274,7 +274,7 @@ class ConsumeByHttp:
         room = self._parts.responses.room(asked.address.replies)
         try:
             fetched = await self._fetch(wanted, document, room, is_refused=len(wanted) < len(places))
-            out = await asked.room(self._reading.room_bytes(fetched.values(), document.max_bytes))
+            out = await asked.room(len(head) + self._reading.room_bytes(fetched.values(), document.max_bytes))
             try:
                 good, data, polled = await self._encoded(document, found, fetched, head)
                 del fetched

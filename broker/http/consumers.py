@@ -8,6 +8,7 @@ its number lets a client say which answer it has: one that got lost comes again.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import chain, islice
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
@@ -199,7 +200,7 @@ class HttpConsumers:
                 progress.is_told = True
             return await asked.answer(200, told)
         first = progress.turn % len(progress.assigned)
-        named = [*progress.assigned[first:], *progress.assigned[:first]][: self._limits.partitions_max]
+        named = list(islice(chain(islice(progress.assigned, first, None), islice(progress.assigned, first)), self._limits.partitions_max))
         wanted = ConsumeDocument(
             topic_partitions=[PartitionToConsume(topic, partition, progress.places[topic, partition]) for topic, partition in named],  # type: ignore[index]
             max_wait_ms=document.max_wait_ms,
@@ -208,15 +209,13 @@ class HttpConsumers:
             max_records=document.max_records,
             isolation=document.isolation,
         )
-        head = msgspec.json.encode(
-            {
-                "generation": progress.generation,
-                "poll": consumer.polls + 1,
-                "rebalanced": not progress.is_told,
-                "assigned": [{"topic": topic, "partition": partition} for topic, partition in progress.assigned],
-            }
+        head = b'{"generation":%d,"poll":%d,"rebalanced":%b,"assigned":%b' % (
+            progress.generation,
+            consumer.polls + 1,
+            b"false" if progress.is_told else b"true",
+            progress.assigned_json,
         )
-        response, records = await self._consume.answered(asked, wanted, head=head[:-1])
+        response, records = await self._consume.answered(asked, wanted, head=head)
         consumer.polls += 1
         progress.move_on(records, consumer.document.begin)
         return response

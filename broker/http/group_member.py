@@ -23,11 +23,13 @@ from broker.groups.loaded import Closed
 from broker.groups.members import Protocol
 from broker.groups.subscriptions import CONSUMER
 from broker.handling.partition_bounds import TopicPartition
-from broker.http.assignors import ASSIGNORS, assign, assignment_bytes, read_assignment, subscriber_of, subscription_bytes
+from broker.http.assignors import ASSIGNORS, assign, assignment_bytes, read_assignment, subscribers_of, subscription_bytes
 from broker.http.consume import HttpReading, PolledRecords
 from broker.http.produce import TopicName
 from runtime.blocking import Blocking
+from runtime.turns import Turns
 from storage.errors import StorageError
+from storage.limits import KIB
 
 REBALANCE_TIMEOUT_S: Final = 60.0
 REJOIN_WITHIN_S: Final = 10.0
@@ -36,6 +38,8 @@ RETRY_S: Final = 0.5
 LEAVE_WITHIN_S: Final = 5.0
 CLIENT_ID: Final = "http"
 TOPICS_MAX: Final = 1_000
+SUBSCRIPTIONS_BYTES_MAX: Final = 64 * KIB
+"""Members of a group that say more name no topics for its leader but those that there are."""
 _MS_PER_S: Final = 1_000
 _COME_AGAIN: Final = frozenset(
     {
@@ -74,6 +78,8 @@ class GroupProgress:
 
     generation: int
     assigned: Sequence[TopicPartition]
+    assigned_json: bytes
+    """As each answer to a poll has it."""
     places: dict[TopicPartition, int | str]
     before: dict[TopicPartition, int | str]
     polled: dict[TopicPartition, int]
@@ -231,10 +237,17 @@ class HttpConsumer:
             raise _Over(error)
 
     async def _assignments(self, joined: JoinAnswer) -> tuple[tuple[str, bytes], ...]:
-        members = await self._blocking.run(lambda: [subscriber_of(*member) for member in joined.members])
-        self._partition_counts = counts = await self._counts(sorted(frozenset().union(*(member.topics for member in members))))
-        shares = await self._blocking.run(lambda: assign(joined.protocol or ASSIGNORS[0], members, counts))
-        return tuple((member_id, assignment_bytes(share)) for member_id, share in shares.items())
+        """Return what each member gets. When members say very much, the topics that there are bound what is kept of it."""
+        said, topics = joined.members, self._parts.parts.topics
+        there: dict[str, int] | None = None
+        if sum(len(metadata) for *_, metadata in said) > SUBSCRIPTIONS_BYTES_MAX:
+            there = {topic.name: topic.partition_count for topic in await topics.all()}
+        members, wanted = await self._blocking.run(lambda: subscribers_of(said, there))
+        self._partition_counts = counts = await self._counts(wanted) if there is None else {name: there[name] for name in wanted}
+        protocol = joined.protocol or ASSIGNORS[0]
+        return await self._blocking.run(
+            lambda: tuple((member_id, assignment_bytes(share)) for member_id, share in assign(protocol, members, counts).items())
+        )
 
     async def _counts(self, topics: Sequence[str]) -> dict[str, int]:
         """The partitions of those topics that there are."""
@@ -243,22 +256,29 @@ class HttpConsumer:
 
     async def _begin(self, generation: int, assignment: bytes) -> GroupProgress:
         try:
-            shares = read_assignment(assignment)
+            shares = await self._blocking.run(lambda: read_assignment(assignment))
         except ValueError as error:
             _log.warning("assignment_not_readable", group=self.group, member=self.member_id, cause=str(error))
             shares = {}
         topics = await self._parts.parts.topics.lookup_now(list(shares)) if shares else {}
         loaded = await self._groups.checked(self.group)
         places: dict[TopicPartition, int | str] = {}
-        for name, partitions in sorted(shares.items()):
-            topic = topics.get(name)
-            for partition in partitions if topic is not None else ():
-                committed = loaded.stored.offset(topic.partition(partition)) if topic is not None else None
+        told: list[bytes] = []
+        turns = Turns()
+        for name, topic in sorted(topics.items()):
+            before = b'{"topic":%b,"partition":' % msgspec.json.encode(name)
+            for partition in dict.fromkeys(shares[name]):
+                committed = loaded.stored.offset(topic.partition(partition))
                 places[TopicPartition(name, partition)] = self.document.begin if committed is None else committed.offset
+                told.append(b"%b%d}" % (before, partition))
+                await turns.spent()
         found = await self._reading.places(places)
         # A place that cannot be told is asked for again by a poll, which tells the error.
-        places |= {named: place for named, place in found.items() if not isinstance(place, ErrorCode)}
-        return GroupProgress(generation, list(places), places, {}, {})
+        for named, place in found.items():
+            if not isinstance(place, ErrorCode):
+                places[named] = place
+            await turns.spent()
+        return GroupProgress(generation, list(places), b"[%b]" % b",".join(told), places, {}, {})
 
     async def _stay(self) -> None:
         """Until the group rebalances, or there are other partitions to assign. Raise `_Over`."""

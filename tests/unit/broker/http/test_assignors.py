@@ -14,7 +14,7 @@ from broker.http.assignors import (
     assign,
     assignment_bytes,
     read_assignment,
-    subscriber_of,
+    subscribers_of,
     subscription_bytes,
 )
 
@@ -80,8 +80,10 @@ def test_bytes_that_are_no_assignment_are_refused_with_one_kind_of_error(data: b
 
 
 def test_a_subscription_is_read_as_it_was_written_and_a_member_that_says_nonsense_wants_nothing() -> None:
-    assert subscriber_of("m", "i", subscription_bytes({"b", "a"})) == Subscriber("m", "i", frozenset({"a", "b"}))
-    assert subscriber_of("m", None, b"\x00").topics == frozenset()
+    said = [("m", "i", subscription_bytes({"b", "a"})), ("n", None, b"\x00"), ("o", None, subscription_bytes({"c", "b"}))]
+    expected = [member("m", "a", "b", instance_id="i"), member("n"), member("o", "b", "c")]
+    assert subscribers_of(said) == (expected, ["a", "b", "c"])
+    assert subscribers_of(said, there={"b"}) == ([member("m", "b", instance_id="i"), member("n"), member("o", "b")], ["b"])
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,23 @@
 """Consuming by group over HTTP, with brokers in this process."""
 
 import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+from kio.schema.join_group.v3.request import JoinGroupRequest, JoinGroupRequestProtocol
+from kio.schema.sync_group.v2.request import SyncGroupRequest
+from kio.schema.types import GroupId
+from kio.static.primitive import i32Timedelta
 from yarl import URL
 
+from broker.http.assignors import read_assignment, subscription_bytes
 from broker.http.guard import HttpLimits
+from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.port import Key, Record
+from tests.kit.async_client import AsyncClient
 from tests.kit.clustering import running_cluster
 from tests.kit.http_asking import LOCAL, Http, http_of
 
@@ -358,6 +368,55 @@ async def test_reading_alone_moves_no_group(http: Http) -> None:
         status, answer = await reading.post("/groups/g/offsets", {"offsets": [{"topic": "orders", "partition": 0, "offset": 1}]})
 
     assert (status, answer["error_type"]) == (403, "NotAuthorized")
+
+
+class CountedReads:
+    """Metadata that count the keys that are read."""
+
+    def __init__(self, store: MemoryMetadataStore) -> None:
+        self._store = store
+        self.keys_read = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def get_many(self, wanted: Sequence[Key]) -> list[Record | None]:
+        self.keys_read += len(wanted)
+        return await self._store.get_many(wanted)
+
+
+async def test_a_member_that_names_very_many_topics_costs_the_leader_no_look_at_each() -> None:
+    names, stores = {f"no-such-{number}" for number in range(50_000)} | {"orders"}, []
+
+    def counted(store: MemoryMetadataStore) -> Any:
+        stores.append(CountedReads(store))
+        return stores[-1]
+
+    async with running_cluster() as cluster, http_of(member := await cluster.join(wrap=counted)) as http:
+        await http.produced("orders", 0, ["a"])
+        consumer = await joined(http)
+        await consumer.settled(1)
+        before = stores[0].keys_read
+        async with await AsyncClient.connect(member.port) as foreign:
+            protocol = JoinGroupRequestProtocol(name="range", metadata=subscription_bytes(names))
+            join = JoinGroupRequest(
+                group_id=GroupId("g"),
+                session_timeout=i32Timedelta.parse(timedelta(seconds=30)),
+                rebalance_timeout=i32Timedelta.parse(timedelta(seconds=60)),
+                member_id="",
+                protocol_type="consumer",
+                protocols=(protocol,),
+            )
+            async with asyncio.TaskGroup() as group:
+                joining = group.create_task(foreign.ask(join))
+                while not joining.done():
+                    await consumer.poll(max_wait_ms=50)
+            answer = joining.result()
+            sync = SyncGroupRequest(group_id=GroupId("g"), generation_id=answer.generation_id, member_id=answer.member_id, assignments=())
+            share = read_assignment((await foreign.ask(sync)).assignment)
+    assert answer.leader != answer.member_id
+    assert share in ({}, {"orders": [0]})
+    assert stores[0].keys_read - before < 1_000
 
 
 async def test_a_static_member_that_is_started_again_gets_what_was_added_meanwhile(http: Http) -> None:
