@@ -259,11 +259,17 @@ class ConsumeByHttp:
             check_document(document, self._limits, is_stream=is_stream)
         if is_stream:
             return await self._streams.consume(asked, document)
-        response, _ = await self.answered(asked, document)
-        return response
+        return await self.answered(asked, document)
 
-    async def answered(self, asked: Asked, document: ConsumeDocument, *, head: bytes = b"{") -> tuple[web.StreamResponse, PolledRecords]:
-        """Read and send, and what was read. `head`: an object in JSON without its end, which the answer begins with."""
+    async def answered(
+        self,
+        asked: Asked,
+        document: ConsumeDocument,
+        *,
+        head: bytes = b"{",
+        before_sent: Callable[[PolledRecords], None] = lambda _: None,
+    ) -> web.StreamResponse:
+        """Read and send. `head`: an object in JSON without its end, which the answer begins with. `before_sent` hears what was read."""
         places = {TopicPartition(one.topic, one.partition): one.fetch_offset for one in document.topic_partitions}
         found = await self._reading.places(places)
         wanted = [
@@ -279,7 +285,8 @@ class ConsumeByHttp:
                 good, data, polled = await self._encoded(document, found, fetched, head)
                 del fetched
                 room.give_back()
-                return await asked.send(200 if good == len(places) else 409, data, out), polled
+                before_sent(polled)
+                return await asked.send(200 if good == len(places) else 409, data, out)
             finally:
                 out.give_back()
         finally:

@@ -2,7 +2,8 @@
 
 A consumer is a member of the classic protocol that lives in the broker that coordinates its group; other brokers send its client there
 (307). It stays for as long as its client asks for something within `idle_timeout_ms`. A poll moves on only when its answer was sent, and
-its number lets a client say which answer it has: one that got lost comes again.
+its number lets a client say which answer it has: one that got lost comes again, and one whose end the broker did not see counts if the
+client has it.
 """
 
 import asyncio
@@ -21,9 +22,19 @@ from kio.schema.types import GroupId
 from broker.groups.loaded import Closed
 from broker.handling.kio_types import as_i32, as_i64, as_topic_name
 from broker.http.admin import elsewhere
-from broker.http.consume import BYTES_DEFAULT, Bytes, ConsumeByHttp, ConsumeDocument, HttpReading, Millis, Offset, PartitionToConsume
+from broker.http.consume import (
+    BYTES_DEFAULT,
+    Bytes,
+    ConsumeByHttp,
+    ConsumeDocument,
+    HttpReading,
+    Millis,
+    Offset,
+    PartitionToConsume,
+    PolledRecords,
+)
 from broker.http.errors import HttpError, invalid, too_busy, type_of
-from broker.http.group_member import HttpConsumer, NewConsumerDocument
+from broker.http.group_member import HttpConsumer, NewConsumerDocument, SentAnswer
 from broker.http.guard import Asked, HttpLimits, one_of_each
 from broker.http.produce import Count, TopicName
 from runtime.blocking import Blocking
@@ -173,6 +184,8 @@ class HttpConsumers:
             consumer.is_polling, consumer.last_asked_s = False, self._parts.clock.monotonic_s()
 
     async def _polled(self, asked: Asked, consumer: HttpConsumer, document: PollDocument) -> web.StreamResponse:
+        consumer.note_answered(document.last_poll)
+        consumer.sent = None
         if _check_last(consumer, document.last_poll) and consumer.progress is not None:
             consumer.progress.go_back()
             consumer.polls -= 1
@@ -215,15 +228,20 @@ class HttpConsumers:
             b"false" if progress.is_told else b"true",
             progress.assigned_json,
         )
-        response, records = await self._consume.answered(asked, wanted, head=head)
-        consumer.polls += 1
-        progress.move_on(records, consumer.document.begin)
+        poll = consumer.polls + 1
+
+        def note_sent(records: PolledRecords) -> None:
+            consumer.sent = SentAnswer(poll, progress, records)
+
+        response = await self._consume.answered(asked, wanted, head=head, before_sent=note_sent)
+        consumer.note_answered(poll)
         return response
 
     async def commit(self, asked: Asked) -> web.StreamResponse:
         async with asked.document(_commit_decoder) as (document, _):
             consumer = await self._found(asked)
         consumer.last_asked_s = self._parts.clock.monotonic_s()
+        consumer.note_answered(document.poll)
         progress = consumer.progress
         if document.poll is not None and document.poll != consumer.polls:
             raise HttpError(409, "Conflict", f"the last poll was {consumer.polls}, not {document.poll}: nothing is committed")

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 import structlog
@@ -111,6 +111,14 @@ class GroupProgress:
         self.before = {}
 
 
+class SentAnswer(NamedTuple):
+    """An answer to a poll whose end the broker has not seen: the client may have it, or not."""
+
+    poll: int
+    progress: GroupProgress
+    records: PolledRecords
+
+
 class HttpConsumer:
     """One member. `run` joins and stays, until it is cancelled or the group has no place for it."""
 
@@ -127,6 +135,7 @@ class HttpConsumer:
         self.last_asked_s = parts.clock.monotonic_s()
         self.is_polling = False
         self.polls = 0
+        self.sent: SentAnswer | None = None
         self.progress: GroupProgress | None = None
         self.refusal: GroupError | None = None
         self.settled = asyncio.Event()
@@ -138,6 +147,12 @@ class HttpConsumer:
     @property
     def idle_s(self) -> float:
         return 0.0 if self.is_polling else self._parts.clock.monotonic_s() - self.last_asked_s
+
+    def note_answered(self, poll: int | None) -> None:
+        """Move on, if that is the number of the answer that was sent: the client has it."""
+        if (sent := self.sent) is not None and sent.poll == poll:
+            self.sent, self.polls = None, sent.poll
+            sent.progress.move_on(sent.records, self.document.begin)
 
     def note_poll(self) -> None:
         self._poll_begun.set()

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from aiohttp import web
 from kio.schema.join_group.v3.request import JoinGroupRequest, JoinGroupRequestProtocol
 from kio.schema.sync_group.v2.request import SyncGroupRequest
 from kio.schema.types import GroupId
@@ -302,6 +303,50 @@ async def test_a_broker_that_drains_takes_its_consumers_out_of_their_groups_firs
 
     assert loaded is not None
     assert loaded.group.members == {}
+
+
+@pytest.mark.parametrize("client_has_it", [True, False])
+async def test_an_answer_whose_end_the_broker_did_not_see_counts_if_the_client_has_it(
+    http: Http, monkeypatch: pytest.MonkeyPatch, *, client_has_it: bool
+) -> None:
+    await http.produced("orders", 0, ["a"])
+    consumer = await joined(http)
+    assert await consumer.values(1) == ["a"]
+    await http.produced("orders", 0, ["b", "c"])
+    first = consumer.last_poll
+
+    with monkeypatch.context() as cutting:
+        cutting.setattr(web.StreamResponse, "write_eof", cut_off)
+        assert values_of(await consumer.poll(max_records=1)) == ["b"]
+    await http.get("/")  # by another connection
+
+    if client_has_it:
+        assert values_of(await consumer.poll(max_records=1, last_poll=first + 1)) == ["c"]
+    else:
+        assert values_of(await consumer.poll(max_records=1, last_poll=first)) == ["b"]
+    assert consumer.last_poll == first + 1 + client_has_it
+    status, answer = await consumer.commit(poll=consumer.last_poll)
+    assert (status, answer["results"][0]["offset"]) == (200, 2 + client_has_it)
+
+
+async def test_an_answer_whose_end_the_broker_did_not_see_can_be_committed(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    await http.produced("orders", 0, ["a"])
+    consumer = await joined(http)
+    assert await consumer.values(1) == ["a"]
+    await http.produced("orders", 0, ["b"])
+    with monkeypatch.context() as cutting:
+        cutting.setattr(web.StreamResponse, "write_eof", cut_off)
+        assert values_of(await consumer.poll()) == ["b"]
+    await http.get("/")  # by another connection
+    assert (await consumer.commit(poll=consumer.last_poll + 1))[0] == 409
+    status, answer = await consumer.commit(poll=consumer.last_poll)
+    assert (status, answer["results"][0]["offset"]) == (200, 2)
+    assert values_of(await consumer.poll(max_wait_ms=0, last_poll=consumer.last_poll)) == []
+
+
+async def cut_off(_response: web.StreamResponse, _data: bytes = b"") -> None:
+    """As when the connection ends behind the last byte of an answer: all of it is there, and whoever writes is told that it is not."""
+    raise ConnectionResetError("the client has closed its connection")
 
 
 async def test_a_lost_answer_is_not_committed_while_the_group_settles(http: Http) -> None:
