@@ -27,10 +27,13 @@ NOTHING_SEEN: Final = SampledStack(NO_API, ())
 
 
 def seen(frame: FrameType | None, api_of_file: ApiOfFile) -> SampledStack:
-    """The API of the innermost frame that has one, and the FRAMES_MAX innermost frames. Keeps no frame."""
+    """The API of the innermost frame that has one, and the FRAMES_MAX innermost frames. Keeps no frame.
+
+    The thread goes on meanwhile: on a busy machine CPython 3.11 has given something else as the frame behind one that had ended.
+    """
     api: str | None = None
     stack: list[str] = []
-    while frame is not None:
+    while isinstance(frame, FrameType):
         name = _shown(frame.f_code.co_filename)
         if len(stack) < FRAMES_MAX:
             stack.append(f"{name}:{frame.f_lineno} {frame.f_code.co_name}")

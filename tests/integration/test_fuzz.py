@@ -118,7 +118,7 @@ def quiet(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.mark.timeout(300)
 def test_chance_ends_in_a_reply_or_a_closed_connection_and_harms_nobody(served: Served, quiet: Served) -> None:
-    outcomes = harmless(served, quiet, seed=SEED, is_over=lambda strokes, _: strokes >= STROKES)
+    outcomes = harmless(served, quiet, seed=SEED, is_over=lambda strokes, _: strokes >= STROKES, judges_time=False)
     assert {"frame answered", "frame closed", "frame closed after its end", "conversation answered"} <= set(outcomes)
     assert {"conversation closed", "HTTP answered", "HTTP closed", "half"} <= set(outcomes), outcomes
 
@@ -128,11 +128,15 @@ def test_chance_ends_in_a_reply_or_a_closed_connection_and_harms_nobody(served: 
 @pytest.mark.timeout(1_200)
 def test_ten_minutes_of_chance_harm_nobody(served: Served, quiet: Served) -> None:
     seed = int(os.environ.get("FOREBAY_FUZZ_SEED", SEED + 1))
-    harmless(served, quiet, seed=seed, is_over=lambda _, seconds: seconds >= SLOW_SECONDS)
+    harmless(served, quiet, seed=seed, is_over=lambda _, seconds: seconds >= SLOW_SECONDS, judges_time=True)
 
 
-def harmless(served: Served, quiet: Served, *, seed: int, is_over: Callable[[int, float], bool]) -> Counter[str]:
-    """Three oracles: who is served beside it hardly notices, memory stays within what is promised, and nothing unforeseen is in the log."""
+def harmless(served: Served, quiet: Served, *, seed: int, is_over: Callable[[int, float], bool], judges_time: bool) -> Counter[str]:
+    """Three oracles: others are served all the same, memory stays within what is promised, and nothing unforeseen is in the log.
+
+    That others hardly wait is judged where nothing else runs. On a busy machine it is the turns of the broker's loop that count, which
+    `serving` looks at.
+    """
     began_s, strokes, peak_bytes = clock.monotonic_s(), 0, 0
     with contextlib.ExitStack() as closing:
         customers = closing.enter_context(Customers(served.bootstrap))
@@ -147,7 +151,7 @@ def harmless(served: Served, quiet: Served, *, seed: int, is_over: Callable[[int
 
     assert max(peak_bytes, served.rss_bytes()) < RSS_BYTES_MAX
     waited_s, elsewhere_s = p99(bystander.latencies), p99(bystander.control)
-    assert waited_s < P99_S + MACHINE * elsewhere_s, (
+    assert not judges_time or waited_s < P99_S + MACHINE * elsewhere_s, (
         f"others wait: p99={waited_s:.3f} s, at a quiet broker {elsewhere_s:.3f} s, seed={seed}"
     )
     assert unforeseen(served) == []

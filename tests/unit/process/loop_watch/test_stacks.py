@@ -34,3 +34,9 @@ def test_a_library_is_shown_from_its_package_on() -> None:
 
 def test_a_thread_that_is_gone_has_no_stack() -> None:
     assert stacks.seen(None, nothing) == stacks.NOTHING_SEEN
+
+
+def test_what_is_no_frame_ends_the_stack() -> None:
+    here = test_what_is_no_frame_ends_the_stack.__code__
+
+    assert stacks.seen(here, nothing) == stacks.NOTHING_SEEN  # type: ignore[arg-type]
