@@ -133,7 +133,7 @@ class StorageSettings:
         "or written, the others find there; without one: none",
     ] = None
     cache_dir_bytes: Annotated[
-        int, size(minimum="64MiB", maximum="16384GiB"), "what the files in cache_dir may take together; the same in all processes on it"
+        int, size(minimum="64MiB", maximum="256GiB"), "what the files in cache_dir may take together; the same in all processes on it"
     ] = 8 * 1024 * MIB
 
 

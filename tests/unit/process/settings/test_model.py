@@ -99,7 +99,7 @@ def test_settings_do_not_change() -> None:
         ),
         ({"storage": {"cache_dir": "s3://bucket/cache"}}, "is not the path of a folder: write for example /var/cache/forebay"),
         ({"storage": {"cache_dir": "/c\0"}}, "is not the path of a folder"),
-        ({"storage": {"cache_dir": "/c", "cache_dir_bytes": "63MiB"}}, "must be between 64MiB and 16384GiB"),
+        ({"storage": {"cache_dir": "/c", "cache_dir_bytes": "63MiB"}}, "must be between 64MiB and 256GiB"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(given: dict[str, object], complaint: str) -> None:
