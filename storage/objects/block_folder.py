@@ -33,8 +33,7 @@ from storage.views import cut_views
 from storage.vocabulary import Buffer
 
 FILES_MAX: Final = 65_536
-"""Of 4 MiB each they are 256 GiB, the most that storage.cache_dir_bytes may be. To find the oldest takes a look at each, and memory for its
-name."""
+"""Whole blocks in as many files are 256 GiB, the most that storage.cache_dir_bytes may be. To find the oldest takes a look at each."""
 KEPT_SHARE_MAX: Final = 7 / 8
 """As a share of both bounds: an eviction leaves as much, so that the next one is far."""
 UNUSED_S_MAX: Final = 86_400.0

@@ -22,6 +22,7 @@ from runtime.clock import Clock
 from runtime.supervision import Nursery
 from runtime.telemetry import Children, Metric, Telemetry
 from storage.cache.blocks import RangeSource
+from storage.errors import EndsEarly
 from storage.limits import BLOCK_BYTES, MIB
 from storage.objects.block_folder import BlockExtent, BlockFolder, FolderLook, LookedFor, PutEnd, folder_name, release
 from storage.recordbatch import STAMP_BYTES
@@ -87,7 +88,7 @@ class CommittedObject:
         self._shared.claim(self)
 
     def hold(self, claims: Sequence[int]) -> list[int]:
-        """Claims of its blocks, which go when it was put. Returns what the caller may `release` before, and is to clear then."""
+        """Keep claims of its blocks until it was put. Returns all that are kept now, for the caller to give up when that takes too long."""
         self._claims += claims
         if not self._waiting:
             _give_up(self._claims)
@@ -203,6 +204,9 @@ class SharedBlocks:
         if key in self._distrusted:
             del self._distrusted[key]
             await self._ask(partial(self._folder.forget, name))
+            # Also where the folder keeps it: its files may be another user's.
+            self._requests["miss"].inc()
+            return await self._source.get_parts(key, start, end, part_bytes=part_bytes)
         found: dict[int, Sequence[Buffer]] = {}
         outcome = "hit"
         missing = [BlockExtent(start, end)]
@@ -251,6 +255,8 @@ class SharedBlocks:
         try:
             for start, end in ranges:
                 parts = await self._source.get_parts(key, start, end, part_bytes=part_bytes)
+                if (size_bytes := sum(map(len, parts))) != end - start:
+                    raise EndsEarly(f"a store gave {size_bytes} bytes of {key} [{start}, {end})")
                 fetched.append((start, parts))
                 found[start] = parts
             if self._fills and look.error is None:

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from runtime.blocking import Blocking, ThreadBlocking
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
-from storage.errors import Unavailable
+from storage.errors import EndsEarly, Unavailable
 from storage.limits import BLOCK_BYTES, KIB, MIB
 from storage.objects.block_folder import BlockExtent, BlockFolder, release
 from storage.objects.shared_blocks import CLAIM_S, LOOKS_MAX, PUT_BYTES_MAX, THREADS, SharedBlocks
@@ -284,8 +284,20 @@ async def test_what_was_read_and_is_not_what_was_written_is_read_from_the_store_
 
     other.blocks.distrust(KEY)
     assert await other.read(0, 10) == right[:10]
-    await machine.until_put("0-10")
     assert await one.read(0, 10) == right[:10]
+    await machine.until_put("0-10")
+    assert await other.read(0, 10) == right[:10]
+    assert len(machine.objects.gets) == 3
+
+
+async def test_a_store_that_gives_too_little_is_told_and_nothing_of_it_is_kept(machine: Machine) -> None:
+    one = await machine.process()
+    machine.objects.body = BODY[:5]
+    with pytest.raises(EndsEarly):
+        await one.read(0, 10)
+    machine.objects.body = BODY
+
+    assert await one.read(0, 10) == BODY[:10]
 
 
 # Who fills it
