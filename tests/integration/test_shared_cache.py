@@ -1,15 +1,18 @@
 """Workers of one machine over a real S3 server, whose access log counts their GETs: one of a block, and none of what one has committed."""
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from broker.assembly import open_broker
+from process.settings.model import Settings
 from services.versitygw import PREFIX, S3Server, logged_requests, running_s3
 from tests.integration.test_workers import HOST, WITHIN_S, Supervised, clock, create, produce, read
-from tests.kit.serving import IN_OBJECTS, serving
+from tests.kit.serving import IN_OBJECTS
 
 WORKERS = 4
 TOPIC = "orders"
@@ -44,12 +47,27 @@ def until_put(cache: Path, keys: set[str]) -> None:
         assert clock.monotonic_s() < give_up_s, "what was committed is put into the folder"
 
 
-def test_four_workers_read_one_block_once_and_what_one_has_committed_without_a_get(tmp_path: Path, s3: S3Server, access_log: Path) -> None:
+async def write(stores: Mapping[str, str]) -> None:
+    """By a broker that is gone when the workers begin, and that keeps nothing for them."""
+    sections: dict[str, dict[str, object]] = {"kafka": {"listeners": f"PLAINTEXT://{HOST}:0"}}
+    for key, value in stores.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    async with open_broker(Settings.model_validate(sections), announce=lambda _event, _facts: None) as broker:
+        bootstrap = f"{HOST}:{broker.listeners[0].port}"
+        await asyncio.to_thread(create, bootstrap, TOPIC)
+        await asyncio.to_thread(produce, bootstrap, TOPIC, VALUES)
+        await broker.drain(drain_s=0.0)
+
+
+def test_four_workers_read_one_block_once_and_what_one_has_committed_without_a_get(
+    tmp_path: Path, s3: S3Server, access_log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3.environ.items():
+        monkeypatch.setenv(name, value)
     cache = tmp_path / "cache"
     stores = {"storage.url": s3.url(), "metadata.url": f"sqlite:///{tmp_path}/meta.db", **IN_OBJECTS}
-    with serving(tmp_path / "before", settings=stores, environ=s3.environ) as before:
-        create(before.bootstrap, TOPIC)
-        produce(before.bootstrap, TOPIC, VALUES)
+    asyncio.run(write(stores))
     written = objects(access_log)
     assert not gets(access_log)
 
