@@ -31,7 +31,7 @@ RECORDS_PER_STEP: Final = 500
 _CODEC_NUMBERS: Final = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 _COVERED: Final = struct.Struct(">hiqqqhii")
 _BEFORE: Final = struct.Struct(">qiibI")
-_SHORT: Final = 16_384
+VARINTS_KEPT: Final = 16_384
 """Varints below this are kept."""
 
 
@@ -125,7 +125,7 @@ def sized(data: bytes | None) -> tuple[bytes, bytes]:
     return (b"\x01", b"") if data is None else (varint(len(data)), data)
 
 
-def _long_varint(value: int) -> bytes:
+def long_varint(value: int) -> bytes:
     zigzag = (value << 1) ^ (value >> 63)
     out = bytearray()
     while zigzag >= 0x80:
@@ -135,11 +135,11 @@ def _long_varint(value: int) -> bytes:
     return bytes(out)
 
 
-_VARINTS: Final = tuple(_long_varint(value) for value in range(_SHORT))
+VARINTS: Final = tuple(long_varint(value) for value in range(VARINTS_KEPT))
 
 
 def varint(value: int) -> bytes:
-    return _VARINTS[value] if 0 <= value < _SHORT else _long_varint(value)
+    return VARINTS[value] if 0 <= value < VARINTS_KEPT else long_varint(value)
 
 
 @dataclass(frozen=True, slots=True)

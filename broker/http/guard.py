@@ -53,6 +53,7 @@ FIRST_ROOM_BYTES: Final = 64 * KIB
 TOKENS_MAX: Final = 1_000_000
 """In a JSON document, by their weight: to decode as much holds the loop for 25 ms. A brace takes as long as _BRACE_WEIGHT commas."""
 _BRACE_WEIGHT: Final = 6
+_HOPS: Final = 2_000
 ANSWERED_AT_ONCE_BYTES: Final = 16 * KIB
 """A larger answer takes room in the budget of replies, and its client has a deadline for it."""
 SAID_CHARS_MAX: Final = 500
@@ -312,7 +313,17 @@ def decoded_line(decoder: "msgspec.json.Decoder[T]", line: bytes, number: int) -
 
 def _weight(view: memoryview) -> int:
     data = view.tobytes()
-    return data.count(b",") + _BRACE_WEIGHT * (data.count(b"{") + data.count(b"["))
+    return _count(data, b",") + _BRACE_WEIGHT * (_count(data, b"{") + _count(data, b"["))
+
+
+def _count(data: bytes, byte: bytes) -> int:
+    """As `data.count(byte)`, which looks at each byte: from one to the next takes a tenth of that, where there are few."""
+    at = 0
+    for count in range(_HOPS):
+        at = data.find(byte, at) + 1
+        if not at:
+            return count
+    return _HOPS + data.count(byte, at)
 
 
 def _said(message: str) -> str:

@@ -13,7 +13,7 @@ import msgspec
 
 from storage.errors import Corrupt
 from storage.limits import KIB, MIB
-from storage.record_values import RECORDS_PER_STEP, Written, read_varint, sized, varint
+from storage.record_values import RECORDS_PER_STEP, VARINTS, VARINTS_KEPT, Written, long_varint, read_varint, sized, varint
 from storage.recordbatch import ATTRIBUTE_LOG_APPEND_TIME, BatchHeader
 
 BYTES_PER_STEP: Final = 64 * KIB
@@ -23,6 +23,8 @@ RECORD_BYTES_MAX: Final = 8 * MIB
 HEADERS_MAX: Final = 100
 READ_HEADERS_MAX: Final = 10_000
 """In one record: to read them takes ten milliseconds. Kafka's protocol reads any number."""
+_LONG_BYTES: Final = 2 * READ_HEADERS_MAX
+"""No shorter record has more headers: two bytes make one."""
 TIMESTAMP_MAX: Final = 2**63 - 1
 NO_KEY: Final = 1
 """The length -1 as a varint."""
@@ -87,14 +89,17 @@ def write_in_steps(records: Sequence[AnyRecord], *, now_ms: int) -> Generator[No
 
 def _write(records: Sequence[AnyRecord], begin: int, now_ms: int, base_ms: int, pieces: list[bytes]) -> int:
     """Add these to `pieces`. Return their greatest time."""
-    now_delta = varint(now_ms - base_ms)
+    now_delta, varints = b"\x00" + varint(now_ms - base_ms), VARINTS
+    beside = len(now_delta) + 2  # the length of the key, and the number of headers
     greatest_ms = base_ms
     for index, record in enumerate(records, begin):
         if isinstance(record, str):
             value = record.encode()
-            size = varint(len(value))
-            before = b"\x00" + now_delta + varint(index) + b"\x01" + size
-            pieces += (varint(len(before) + len(value) + 1) + before, value, b"\x00")
+            length, place = len(value), varints[index] if index < VARINTS_KEPT else long_varint(index)
+            size = varints[length] if length < VARINTS_KEPT else long_varint(length)
+            length += beside + len(place) + len(size)
+            whole = varints[length] if length < VARINTS_KEPT else long_varint(length)
+            pieces += (whole + now_delta + place + b"\x01" + size, value, b"\x00")
             if now_ms > greatest_ms:
                 greatest_ms = now_ms
         else:
@@ -196,7 +201,7 @@ def _read(header: BatchHeader, body: bytes, at: int, count: int, wanted: WantedR
             continue
         if (records_left <= 0 or bytes_left <= 0) and len(found) >= least:
             break
-        if length > RECORD_BYTES_MAX or _has_many_headers(body, at, end):
+        if length > _LONG_BYTES and (length > RECORD_BYTES_MAX or _has_many_headers(body, at, end)):
             if len(found) >= max(least, 1) or wanted.taken:
                 records_left, at = 0, begin
                 break
@@ -208,7 +213,11 @@ def _read(header: BatchHeader, body: bytes, at: int, count: int, wanted: WantedR
             key, at = None, at + 1
         else:
             key, at = _read_text(body, at, end)
-        value, at = _read_text(body, at, end)
+        byte = body[at]
+        if byte >= 0x80 > (second := body[at + 1]) and not byte & 1 and (value_end := at + 2 + ((byte + (second << 7) - 0x80) >> 1)) <= end:
+            value, at = _text(body[at + 2 : value_end]), value_end
+        else:
+            value, at = _read_text(body, at, end)
         headers = _read_headers(body, at, end) if at < end and body[at] else []
         at_ms = base_ms + delta_ms if append_ms is None else append_ms
         found.append(ReadRecord(offset, at_ms if at_ms >= 0 else None, key, value, headers))
@@ -224,9 +233,7 @@ def _read(header: BatchHeader, body: bytes, at: int, count: int, wanted: WantedR
 
 
 def _has_many_headers(body: bytes, at: int, end: int) -> bool:
-    """Look at the record whose key begins at `at`. Two bytes make a header, so most are known by their length."""
-    if end - at <= 2 * READ_HEADERS_MAX:
-        return False
+    """Look at the record whose key begins at `at`, and which is longer than _LONG_BYTES."""
     for _ in range(2):
         length, at = read_varint(body, at)
         at += max(length, 0)
@@ -255,7 +262,11 @@ def _read_text(body: bytes, at: int, end: int) -> tuple[Text, int]:
     stop = at + length
     if stop > end:
         raise Corrupt(f"a field ends outside its record: length={length} remaining={end - at}")
+    return _text(body[at:stop]), stop
+
+
+def _text(data: bytes) -> Text:
     try:
-        return str(body[at:stop], "utf-8"), stop
+        return str(data, "utf-8")
     except UnicodeDecodeError:
-        return Binary(body[at:stop]), stop
+        return Binary(data)
