@@ -31,8 +31,7 @@ CREATE_PARTITIONS: Final = 37
 DELETE_GROUPS: Final = 42
 INCREMENTAL_ALTER_CONFIGS: Final = 44
 WITHIN_MS: Final = 30_000
-ID_DIGITS: Final = 10
-"""Of a broker's id."""
+_ID_DIGITS: Final = 10
 
 PartitionCount = Annotated[int, msgspec.Meta(ge=1, le=PARTITIONS_MAX)]
 
@@ -171,7 +170,7 @@ class HttpAlterations:
         async with asked.document(_drain):
             pass
         named, own_id = asked.http.match_info["broker"], self._parts.parts.broker_id
-        if not named.isdecimal() or len(named) > ID_DIGITS:
+        if not named.isdecimal() or len(named) > _ID_DIGITS:
             raise invalid(f"broker: {named[:50]!r} is not the id of a broker")
         broker_id = int(named)
         if broker_id != own_id:

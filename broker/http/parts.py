@@ -39,6 +39,6 @@ class HttpParts:
     objects_uri: str
     """The URL of the object store, without secrets, up to the slash before an object's key."""
     begin_drain: Callable[[float], bool]
-    """Begin to leave, with so many seconds for clients, unless that has begun. Return whether it has ended."""
+    """Begin to leave, unless that has begun, and give clients these seconds. Return whether it has ended."""
     before_drain: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     """Called when the broker begins to drain, while it still coordinates."""

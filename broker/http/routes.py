@@ -137,7 +137,7 @@ class HttpRoute:
 
     @property
     def content_types(self) -> tuple[str, ...]:
-        """Those that a body may have."""
+        """Return the types that a body may have."""
         return () if self.body is None else (JSON,) if self.stream_in is None else (JSON, self.stream_in.media_type)
 
 

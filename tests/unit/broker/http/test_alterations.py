@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from services.ports import free_port
 from tests.kit.clustering import running_cluster
 from tests.kit.http_asking import Http, http_of
 
@@ -29,7 +28,7 @@ def place(topic: str, to: object) -> dict[str, Any]:
 
 async def test_a_broker_that_drains_is_left_by_its_clients_and_lives_on() -> None:
     async with running_cluster() as cluster:
-        leaving, staying = await cluster.join(), await cluster.join(http_port=free_port())
+        leaving, staying = await cluster.join(), await cluster.join(http_port=8170)
         own, other = f"/api/v1/brokers/{leaving.broker_id}/drain", f"/api/v1/brokers/{staying.broker_id}/drain"
         async with http_of(leaving, allow_writes=True) as http, http_of(staying) as stays:
             await http.produced("t", 0, ["before"])
