@@ -372,7 +372,6 @@ async def open_broker(
                 recompression=recompression,
                 clock=clock,
                 reads_records=settings.kafka.validate_records == "full",
-                refuses=None if Role.PRODUCE in roles.own else partial(roles.refuses, Role.PRODUCE),
             ),
             fetch_handler=fetching,
             leaving=leaving,

@@ -33,6 +33,7 @@ from runtime.clock import Clock
 from runtime.deadlines import within
 from runtime.telemetry import Children, Metric, Telemetry
 from runtime.turns import in_turns
+from storage.catalog.brokers import Role
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 from storage.limits import KIB
@@ -144,6 +145,7 @@ class Dispatch:
     ) -> None:
         self._parts = parts
         self._leaving = leaving
+        self._leaves_producing = Role.PRODUCE not in parts.roles.own
         self._produce = produce_handler
         self._fetch = fetch_handler
         self._responses = responses
@@ -182,7 +184,7 @@ class Dispatch:
 
     def start(self, frame: memoryview, connection: Client, done: Done) -> bool:
         prefix = connection.lone_prefix
-        if prefix is not None and not self._leaving.is_asking:
+        if prefix is not None and not self._leaving.is_asking and not self._leaves_producing:
             lone = prefix.match(frame)
             if lone is not None and self._start_lone(prefix, lone, len(frame), connection, done):
                 return True
@@ -264,8 +266,8 @@ class Dispatch:
             return False
         batches = len(request.partitions)
         connection.lone_prefix = LonePrefix.of(header.api_version, frame, header.body_position, request) if batches == 1 else None
-        # A client that waits for no answer (acks=0) cannot be refused, so it is served.
-        is_refused = self._leaving.is_refusing and request.acks != 0
+        refusal = self._refusal(request, connection)
+        is_refused = refusal is not None
         topics = {} if is_refused else find_topics(request)
         if topics is None or not (arrived is not None or self._room.take_now(batches)):
             return False
@@ -288,7 +290,7 @@ class Dispatch:
         try:
             if is_refused:
                 code = ErrorCode.not_leader_or_follower
-                finish([PartitionResult(topic, partition, code, error_message=LEAVING) for topic, partition, _ in request.partitions])
+                finish([PartitionResult(topic, partition, code, error_message=refusal) for topic, partition, _ in request.partitions])
             else:
                 self._produce.start(
                     request, topics, version=header.api_version, source=connection, done=finish, unread=unread, arrived=arrived
@@ -300,6 +302,14 @@ class Dispatch:
                 raise
             raise self._unanswerable(error, connection) from error
         return True
+
+    def _refusal(self, request: ProduceRequest, connection: Client) -> str | None:
+        """Why its client has to look for the leader again. One that waits for no answer (acks=0) cannot be told, so it is served."""
+        if request.acks == 0:
+            return None
+        if self._leaving.is_refusing:
+            return LEAVING
+        return self._parts.roles.refuses(Role.PRODUCE, connection.listener) if self._leaves_producing else None
 
     async def handle(self, frame: memoryview, connection: Client) -> Sequence[Buffer] | None:
         """Raises `ProtocolViolation` and `Unanswerable`: the caller closes the connection."""
@@ -420,8 +430,8 @@ class Dispatch:
     ) -> tuple[codec.RequestHeader, Sequence[Buffer] | None, int]:
         async with self._reading_wide:
             request = await read_wide(header.api_version, frame, header.body_position)
-        if self._leaving.is_refusing and request.acks != 0:
-            results = await refuse_all(request, ErrorCode.not_leader_or_follower, LEAVING)
+        if (refusal := self._refusal(request, connection)) is not None:
+            results = await refuse_all(request, ErrorCode.not_leader_or_follower, refusal)
         else:
             results = await self.wide_produce.handle(request, version=header.api_version, source=connection)
         first_error = next((result.error_code for result in results if result.error_code), 0)

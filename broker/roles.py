@@ -1,13 +1,14 @@
 """What this broker serves beside the others (`broker.roles`, docs/operations.md#roles).
 
-A broker is asked for what its roles leave to others by clients whose metadata are old, or that ignore them. It sends them on as Kafka's
-brokers do, with an error that clients answer by asking for metadata; or it serves them, if no other broker lives that could. So a
-request is never refused for good.
+A broker is asked for what its roles leave to others by clients whose metadata are old, or that ignore them. Producers and readers are sent
+on as Kafka's brokers do it, in ways that clients answer by asking for metadata, or by going to the broker that was named; or they are
+served, if no other broker lives that could. So a request is never refused for good. Administration is refused to nobody, because
+librdkafka and aiokafka go on asking the controller they know; nor is anything that comes by HTTP, which has no metadata (ADR 31).
 """
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Protocol, TypeVar
 
 from broker.coordination.rendezvous import Candidate
@@ -24,9 +25,6 @@ STOOD_IN: Final = Metric(
     "forebay_role_stand_ins_total", "Requests served for a role that this broker does not have, because no other broker lived", ("role",)
 )
 LOOK_EVERY_S: Final = 1.0
-
-Refuses = Callable[[], str | None]
-"""Why a request is refused; None: it is served."""
 
 
 class HasRoles(Protocol):
@@ -48,7 +46,8 @@ class OwnRoles:
     def __init__(self, roles: Collection[Role], *, brokers: BrokerDirectory, telemetry: Telemetry) -> None:
         self.own = frozenset(roles)
         self._brokers = brokers
-        self._others: frozenset[Role] = frozenset()
+        self._others: frozenset[tuple[Role, str]] = frozenset()
+        """The roles of other brokers, each with a listener that clients find them at."""
         self._stood_in = telemetry.counter(STOOD_IN)
         gauge = telemetry.gauge(ROLE)
         for role in Role:
@@ -58,24 +57,27 @@ class OwnRoles:
     def is_whole(self) -> bool:
         return self.own == ALL_ROLES
 
-    def refuses(self, role: Role) -> str | None:
-        """Why a request for that role is refused; None: it is served. It asks nobody, so it may be called for each request."""
+    def refuses(self, role: Role, listener: str) -> str | None:
+        """Why a request for that role, which came by `listener`, is refused; None: it is served. Asks nobody: for each request."""
         if role in self.own:
             return None
-        if role in self._others:
+        if (role, listener) in self._others:
             return f"this broker has no role {role.value}: ask for metadata, and one that has it"
         self._stood_in.labels(role.value).inc()
         return None
 
-    def leaves(self, role: Role) -> bool:
-        """Whether another broker has a role that this one has not."""
-        return role not in self.own and role in self._others
+    def leaves(self, role: Role, listener: str) -> bool:
+        """Whether another broker with that listener has a role that this one has not."""
+        return role not in self.own and (role, listener) in self._others
 
     async def look(self) -> None:
         """Learn which roles the others have. If the metadata store does not answer, what is known stays."""
         with contextlib.suppress(StorageError):
             live = await self._brokers.live()
-            self._others = frozenset([role for one in live if one.broker_id != self._brokers.own_id for role in Role if one.has_role(role)])
+            others = [one for one in live if one.broker_id != self._brokers.own_id]
+            self._others = frozenset(
+                [(role, endpoint.name) for one in others for endpoint in one.kafka_listeners for role in Role if one.has_role(role)]
+            )
 
     async def run(self) -> None:
         """Until cancelled."""

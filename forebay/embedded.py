@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker.assembly import open_broker
-from forebay.log import CannotOpen
+from forebay.log import CannotOpen, noting, unwrapped
 from forebay.processes.serve import http_side
 from process.settings.errors import StartError
 from process.settings.model import Settings
@@ -43,15 +43,16 @@ async def embedded_broker(
     file, as {"kafka": {"auto_create_topics": False}}. No compactor runs. Raises `CannotOpen`.
     """
     chosen = _settings(folder, settings or {})
-    async with contextlib.AsyncExitStack() as closing:
-        try:
-            broker = await closing.enter_async_context(open_broker(chosen, announce=_say_nothing))
-            closing.push_async_callback(broker.drain, drain_s=0.0)
-            address = await closing.enter_async_context(http_side(chosen, broker, announce=_say_nothing))
-        except StartError as error:
-            raise CannotOpen(str(error)) from error
-        (listener, *_) = broker.listeners
-        yield EmbeddedBroker(f"{listener.host}:{listener.port}", f"http://{address}", broker.broker_id, broker.cluster_id)
+    async with unwrapped() as raised, contextlib.AsyncExitStack() as closing:
+        with noting(raised):
+            try:
+                broker = await closing.enter_async_context(open_broker(chosen, announce=_say_nothing))
+                closing.push_async_callback(broker.drain, drain_s=0.0)
+                address = await closing.enter_async_context(http_side(chosen, broker, announce=_say_nothing))
+            except StartError as error:
+                raise CannotOpen(str(error)) from error
+            (listener, *_) = broker.listeners
+            yield EmbeddedBroker(f"{listener.host}:{listener.port}", f"http://{address}", broker.broker_id, broker.cluster_id)
 
 
 def _settings(folder: str | Path | None, given: Mapping[str, Mapping[str, Any]]) -> Settings:

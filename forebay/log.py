@@ -18,7 +18,7 @@ import os
 import random
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -48,14 +48,14 @@ from storage.catalog.brokers import BrokerDirectory, Role
 from storage.catalog.cluster import read_cluster
 from storage.catalog.commit_marks import CommitMarks
 from storage.catalog.producer_ids import ProducerIds
-from storage.catalog.topic_names import validate_name
+from storage.catalog.topic_names import NEVER_A_TOPIC, validate_name
 from storage.catalog.topics import PARTITIONS_MAX, Topic, Topics
-from storage.errors import NotFound, OffsetOutOfRange, StorageError, Unavailable
+from storage.errors import AlreadyExists, NotFound, StorageError, Unavailable
 from storage.limits import MIB, SEQUENCE_MAX
 from storage.log.batch import Append, batch_of
 from storage.log.batch import Appended as Settled
 from storage.log.batcher import FlushSettings
-from storage.log.index import check_range, readable
+from storage.log.index import check_range, out_of_range, readable
 from storage.log.inline import InlineSettings
 from storage.log.partition import PartitionLog
 from storage.log.parts import LogParts
@@ -104,15 +104,22 @@ CACHE_BYTES: Final = 64 * MIB
 APPENDING_BYTES_MAX: Final = 256 * MIB
 """Bytes of batches without a result yet. More is refused as `Unavailable`, and nothing of it is appended."""
 RULES_KEPT_MAX: Final = 10_000
+CLOSED: Final = "the log is closed: its context was left"
 READ_BYTES: Final = MIB
 FOLLOW_WAIT_S: Final = 30.0
 DRAIN_S: Final = 30.0
 TIMESTAMP_MAX: Final = 2**63 - 1
+EPOCH_MAX: Final = 2**15 - 1
+CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 NO_EPOCH: Final = -1
+CLOSE_TRIES: Final = 100
+CLOSE_PAUSE_S: Final = 0.01
 
 R = TypeVar("R")
 
 _log = structlog.get_logger("log")
+_closing: Final[set[asyncio.Task[None]]] = set()
+"""The loop holds tasks weakly."""
 
 
 class CannotOpen(Exception):
@@ -184,15 +191,24 @@ class Log:
     def __init__(self, parts: _Parts, mode: Mode) -> None:
         self._parts = parts
         self._mode = mode
+        self._is_closed = False
         self._rules: dict[str, tuple[Topic, TopicRules]] = {}
+
+    def close(self) -> None:
+        """Begin nothing more: each method raises `Unavailable` from now on. Leaving the context of `open_log` does it."""
+        self._is_closed = True
 
     async def create_topic(self, topic: str, partitions: int = 1) -> None:
         """Create a topic with the default configs. Raises `AlreadyExists`. Cancelled: it may have happened."""
         self._may("write")
         if (problem := validate_name(topic)) is not None:
             raise ValueError(problem)
+        if topic == NEVER_A_TOPIC:
+            raise ValueError(f"{topic} is no topic: Kafka keeps the name for itself")
         if not 0 < partitions <= PARTITIONS_MAX:
             raise ValueError(f"{partitions} partitions: a topic has 1 to {PARTITIONS_MAX}")
+        if other := (await self._parts.topics.colliding([topic])).get(topic):
+            raise AlreadyExists(f"{topic!r} differs from the topic {other!r} in '.' and '_' alone, which metrics write alike")
         await self._parts.topics.create(topic, partition_count=partitions, replication_factor=1, configs={})
 
     async def new_producer(self) -> Producer:
@@ -209,6 +225,9 @@ class Log:
         Calls side by side may overtake each other. Cancelled: any of the groups may have been appended.
         """
         self._may("write")
+        if compression not in CODECS:
+            raise ValueError(f"compression={compression!r}: expected one of {', '.join(CODECS)}")
+        groups = [replace(group, records=tuple(group.records)) for group in groups]
         seen: set[tuple[str, int]] = set()
         for place, group in enumerate(groups):
             _check_group(place, group, producer)
@@ -229,10 +248,18 @@ class Log:
 
     async def read_offset(self, topic: str, partition: int, offset: int) -> StoredRecord | None:
         """The record at that offset; None if compaction has removed it. Raises `OffsetOutOfRange`, also at the end of the log."""
-        found = await self.read_range(topic, partition, offset, offset + 1, max_bytes=1)
-        if not found and offset == (bounds := await self.bounds(topic, partition)).end:
-            raise OffsetOutOfRange(f"offset {offset} is the end of the log", log_start=bounds.start, high_watermark=bounds.end)
-        return found[0] if found else None
+        self._may("read")
+        log = await self._log(topic, partition)
+        await self._refresh(log, offset, to_end=offset >= log.seen.high_watermark)
+        control = readable(log)
+        if offset == control.sequence_counter:
+            raise out_of_range(control, offset)
+        views, _ = await self._run(log, offset, 1)
+        async with contextlib.aclosing(self._decoded(views, offset)) as steps:
+            async for records in steps:
+                for record in records:
+                    return record if record.offset == offset else None
+        return None
 
     async def read_range(
         self, topic: str, partition: int, start: int, end: int | None = None, *, max_bytes: int = READ_BYTES
@@ -347,6 +374,8 @@ class Log:
                 await asyncio.sleep(0)
 
     def _may(self, what: Mode) -> None:
+        if self._is_closed:
+            raise Unavailable(CLOSED)
         if self._mode not in ("both", what):
             raise ValueError(f'this log was opened with mode="{self._mode}": open it with mode="both" to {what}')
 
@@ -359,6 +388,10 @@ class Log:
             return await self._settled(group, topic, producer, compression)
         except StorageError as error:
             return error
+        except RuntimeError:
+            if self._is_closed:  # its threads are
+                return Unavailable(CLOSED)
+            raise
 
     async def _settled(self, group: Group, topic: Topic | None, producer: Producer | None, compression: Codec) -> Appended:
         parts = self._parts
@@ -372,6 +405,8 @@ class Log:
             header = await parts.blocking.run(partial(check_records, view, header, rules, now_ms)) or header
         if isinstance(header, Refused):
             raise RecordsRefused(f"{group.topic}-{group.partition}: {header.message}")
+        if self._is_closed:
+            raise Unavailable(CLOSED)
         if parts.log.appender.buffered_bytes + len(view) > APPENDING_BYTES_MAX:
             raise Unavailable(f"more than {APPENDING_BYTES_MAX} bytes are being appended: wait for results")
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -430,12 +465,58 @@ def _check_group(place: int, group: Group, producer: Producer | None) -> None:
         raise ValueError(f"{named}: no records")
     if (group.sequence is None) != (producer is None):
         raise ValueError(f"{named}: a producer and a sequence belong together: give both, or neither")
+    if producer is not None and not (0 <= producer.id <= 2**63 - 1 and 0 <= producer.epoch <= EPOCH_MAX):
+        raise ValueError(f"{producer} is no producer: take one from new_producer")
+    if group.sequence is not None and not 0 <= group.sequence <= SEQUENCE_MAX:
+        raise ValueError(f"{named}: sequence {group.sequence} is not from 0 to {SEQUENCE_MAX}")
     for index, record in enumerate(group.records):
         if isinstance(record, Record):
-            if record.timestamp_ms is not None and not 0 <= record.timestamp_ms <= TIMESTAMP_MAX:
-                raise ValueError(f"{named}: records[{index}].timestamp_ms {record.timestamp_ms} is not from 0 to {TIMESTAMP_MAX}")
+            _check_record(f"{named}: records[{index}]", record)
         elif not isinstance(record, bytes):
             raise TypeError(f"{named}: records[{index}] is {type(record).__name__}: give bytes, or a Record")
+
+
+def _check_record(named: str, record: Record) -> None:
+    for name, field in (("value", record.value), ("key", record.key)):
+        if not isinstance(field, bytes | None):
+            raise TypeError(f"{named}.{name} is {type(field).__name__}: give bytes, or None")
+    if not isinstance(record.headers, tuple | list) or not all(
+        isinstance(header, tuple | list) and len(header) == 2 and isinstance(header[0], str) and isinstance(header[1], bytes | None)
+        for header in record.headers
+    ):
+        raise TypeError(f"{named}.headers is not a tuple of pairs of a text and bytes, or None")
+    at_ms = record.timestamp_ms
+    if at_ms is not None and (not isinstance(at_ms, int) or isinstance(at_ms, bool)):
+        raise TypeError(f"{named}.timestamp_ms is {type(at_ms).__name__}: give milliseconds as an int")
+    if at_ms is not None and not 0 <= at_ms <= TIMESTAMP_MAX:
+        raise ValueError(f"{named}.timestamp_ms {at_ms} is not from 0 to {TIMESTAMP_MAX}")
+
+
+@contextlib.asynccontextmanager
+async def unwrapped() -> AsyncIterator[list[BaseException]]:
+    """Raise an error of the body as itself, where task groups around it would raise it in a group. The body notes it in the list."""
+    raised: list[BaseException] = []
+    try:
+        yield raised
+    except BaseExceptionGroup as group:
+        if len(raised) == 1 and _leaves(group) == raised:
+            raise raised[0] from None
+        raise
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for one in error.exceptions for leaf in _leaves(one)]
+
+
+@contextlib.contextmanager
+def noting(raised: list[BaseException]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        raised.append(error)
+        raise
 
 
 def _settings(metadata_url: str, storage_url: str, cache_dir: str | None) -> Settings:
@@ -456,12 +537,15 @@ async def open_log(metadata_url: str, storage_url: str, mode: Mode = "both", cac
     if mode not in ("both", "read", "write"):
         raise ValueError(f'mode="{mode}": expected "both", "read" or "write"')
     settings = _settings(metadata_url, storage_url, cache_dir)
-    async with contextlib.AsyncExitStack() as closing:
-        try:
-            parts = await _open(settings, mode, closing)
-        except (StartError, StorageError) as error:
-            raise CannotOpen(str(error)) from error
-        yield Log(parts, mode)
+    async with unwrapped() as raised, contextlib.AsyncExitStack() as closing:
+        with noting(raised):
+            try:
+                parts = await _open(settings, mode, closing)
+            except (StartError, StorageError) as error:
+                raise CannotOpen(str(error)) from error
+            log = Log(parts, mode)
+            closing.callback(log.close)
+            yield log
 
 
 async def _open(settings: Settings, mode: Mode, closing: contextlib.AsyncExitStack) -> _Parts:
@@ -623,7 +707,9 @@ class SyncLog:
             while (records := self._run(_next(steps))) is not None:
                 yield from records
         finally:
-            self._run(steps.aclose())
+            # Whoever collects garbage may come here, the loop's own thread among them: nobody waits for it.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(_close_soon, steps)
 
     def compact_once(self, topic: str, partition: int) -> int:
         return self._run(self._log.compact_once(topic, partition))
@@ -635,12 +721,33 @@ class SyncLog:
         return self._run(self._log.unfence(topic, partition))
 
     def _run(self, call: Coroutine[Any, Any, R]) -> R:
-        under_way = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            under_way = asyncio.run_coroutine_threadsafe(call, self._loop)
+        except RuntimeError:
+            call.close()
+            raise Unavailable(CLOSED) from None
         try:
             return under_way.result()
+        except concurrent.futures.CancelledError:
+            raise Unavailable(CLOSED) from None
         except BaseException:
             under_way.cancel()
             raise
+
+
+def _close_soon(steps: AsyncGenerator[list[StoredRecord], None]) -> None:
+    closing = asyncio.get_running_loop().create_task(_close(steps))
+    _closing.add(closing)
+    closing.add_done_callback(_closing.discard)
+
+
+async def _close(steps: AsyncGenerator[list[StoredRecord], None]) -> None:
+    for _ in range(CLOSE_TRIES):
+        try:
+            return await steps.aclose()
+        except RuntimeError:
+            await asyncio.sleep(CLOSE_PAUSE_S)  # the step that was cancelled has not ended yet
+    return None
 
 
 async def _next(steps: AsyncGenerator[list[StoredRecord], None]) -> list[StoredRecord] | None:
@@ -651,8 +758,12 @@ async def _next(steps: AsyncGenerator[list[StoredRecord], None]) -> list[StoredR
 def open_log_sync(metadata_url: str, storage_url: str, mode: Mode = "both", cache_dir: str | None = None) -> Iterator[SyncLog]:
     """As `open_log`, with an event loop in a thread of its own."""
     opened: concurrent.futures.Future[tuple[Log, asyncio.AbstractEventLoop, asyncio.Event]] = concurrent.futures.Future()
+    begun: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
 
     async def hold() -> None:
+        task = asyncio.current_task()
+        assert task is not None, "in a loop"
+        begun.append((asyncio.get_running_loop(), task))
         left = asyncio.Event()
         async with open_log(metadata_url, storage_url, mode, cache_dir) as log:
             opened.set_result((log, asyncio.get_running_loop(), left))
@@ -670,7 +781,13 @@ def open_log_sync(metadata_url: str, storage_url: str, mode: Mode = "both", cach
 
     thread = threading.Thread(target=run, name="forebay-log", daemon=True)
     thread.start()
-    log, loop, left = opened.result()
+    try:
+        log, loop, left = opened.result()
+    except KeyboardInterrupt:
+        for loop, task in begun:
+            loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        raise
     try:
         yield SyncLog(log, loop)
     finally:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 _BROKEN: Final = "nobody writes records that cannot be read: test_read.py, test_an_undecodable_control_record_…"
-_FENCED: Final = "nothing fences a log yet: test_decide.py, test_trim.py"
+_FENCED: Final = "nothing fences a log in the simulation: test_decide.py, test_trim.py"
 _STOP: Final = "a broker of the simulation is killed, never stopped in order: test_commit.py, test_draining_… and test_a_stopped_appender_…"
 _LOST: Final = "no store of the simulation is lost for good: test_refusing.py, test_lost_metadata.py"
 _FULL: Final = "takes as many pages as a partition may have: test_producer_pages.py, test_a_partition_that_is_full_…"

@@ -81,8 +81,8 @@ def write_values_in_steps(records: Sequence[bytes | Record], *, now_ms: int) -> 
 
 
 def read_values(header: BatchHeader, body: bytes) -> Iterator[StoredRecord]:
-    """The records of one batch whose `body` is decompressed. Raise `Corrupt` for what is not as the header says."""
-    at, size = 0, len(body)
+    """The records of one batch whose `body` is decompressed, by offset. Raise `Corrupt` for what is not as the header says."""
+    at, size, last_delta = 0, len(body), -1
     append_ms = header.max_timestamp if header.attributes & ATTRIBUTE_LOG_APPEND_TIME else None
     try:
         for _ in range(header.record_count):
@@ -92,6 +92,11 @@ def read_values(header: BatchHeader, body: bytes) -> Iterator[StoredRecord]:
                 raise Corrupt(f"a record ends outside its batch: length={length} remaining={size - at}")
             delta_ms, at = read_varint(body, at + 1)
             offset_delta, at = read_varint(body, at)
+            if not last_delta < offset_delta <= header.last_offset_delta:
+                raise Corrupt(
+                    f"offsets do not ascend in their batch: delta={offset_delta} before={last_delta} last={header.last_offset_delta}"
+                )
+            last_delta = offset_delta
             key, at = _read_bytes(body, at, end)
             value, at = _read_bytes(body, at, end)
             count, at = read_varint(body, at)
@@ -107,6 +112,8 @@ def read_values(header: BatchHeader, body: bytes) -> Iterator[StoredRecord]:
                 raise Corrupt(f"a record is not as long as it says: length={length} left={end - at}")
             at_ms = header.base_timestamp + delta_ms if append_ms is None else append_ms
             yield StoredRecord(value, key, tuple(headers), at_ms if at_ms >= 0 else None, offset=header.base_offset + offset_delta)
+        if at != size:
+            raise Corrupt(f"bytes are left after the last record: record_count={header.record_count} left={size - at}")
     except IndexError:
         raise Corrupt(f"records end early: record_count={header.record_count} bytes={size}") from None
 

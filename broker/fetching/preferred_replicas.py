@@ -56,16 +56,15 @@ class PreferredReplicas:
         """Whether this broker has no role for readers. It does not change."""
         return self._roles is not None and Role.CONSUME not in self._roles.own
 
-    @property
-    def sends_all_away(self) -> bool:
-        """Whether readers are left to others, whatever their rack: while another broker has the role for them."""
-        return self._roles is not None and self._roles.leaves(Role.CONSUME)
+    def sends_away(self, reader: Fetcher) -> bool:
+        """Whether this reader is left to others, whatever its rack: while another broker that it can reach has the role for it."""
+        return self._roles is not None and self._roles.leaves(Role.CONSUME, reader.listener)
 
     async def near(self, rack: str, reader: Fetcher) -> Near | None:
-        """What names the broker to read a partition from, for a reader of that rack, or of none if `sends_all_away`. None: this one is as
-        good as any.
+        """What names the broker to read a partition from, for a reader of that rack, or of none if it `sends_away`
+        this one. None: this broker is as good as any.
         """
-        leaves = self.sends_all_away
+        leaves = self.sends_away(reader)
         if not leaves and (not rack or rack == self._rack):
             return None
         now_s = self._clock.monotonic_s()

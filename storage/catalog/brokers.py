@@ -34,6 +34,8 @@ SESSION_TIMEOUT_MS: Final = 10_000
 HTTP_LISTENER: Final = "HTTP"
 """The name under which a broker registers the address of its HTTP API. No listener of Kafka's may have it."""
 BROKER_ID_MAX: Final = 2**31 - 1
+WRITER_ID_MIN: Final = 2**30
+"""From here on are the ids of programs that append, and that nobody connects to."""
 LEVEL_AGE_S: Final = 10.0
 _POLL_S: Final = 0.25
 _TAKEN_MARGIN_MS: Final = 2_000
@@ -165,7 +167,7 @@ class BrokerDirectory:
     ) -> Registration:
         """Announce this broker under `broker_id`, or under the smallest free id from 1 on; again after a loss, for a new epoch.
 
-        One without `listeners` writes, and nobody connects to it: `live` does not list it.
+        One without `listeners` writes, and nobody connects to it: `live` does not list it, and its id is from WRITER_ID_MIN on.
 
         `on_registered` hears of it in the same turn of the loop in which `registered_epoch` becomes the new one; after that the former
         session, if there was one, is closed, which may take seconds.
@@ -208,7 +210,7 @@ class BrokerDirectory:
         attempts = 0
         expected = ABSENT
         while attempts < ATTEMPTS_MAX:
-            candidate = broker_id if broker_id is not None else await self._smallest_free_id()
+            candidate = broker_id if broker_id is not None else await self._free_id(is_writer=not listeners)
             record = BrokerRecord(
                 fmt=FMT_ROLES if ALL_ROLES.difference(roles) else FMT,
                 broker_id=candidate,
@@ -365,7 +367,10 @@ class BrokerDirectory:
             await pause(attempt, self._entropy)
         raise Unavailable(f"cannot read the format level for certain: broker_id={registration.broker_id} epoch={registration.epoch}")
 
-    async def _smallest_free_id(self) -> int:
+    async def _free_id(self, *, is_writer: bool) -> int:
+        """The smallest one from 1 on. A writer takes one by chance that no operator gives to a broker: many may start at a time."""
+        if is_writer:
+            return WRITER_ID_MIN + int.from_bytes(self._entropy(8), "big") % (BROKER_ID_MAX - WRITER_ID_MIN)
         start, end = keys.brokers()
         taken = {int(path.removeprefix(keys.BROKERS_PREFIX)) for path in await self._metadata.list(start, end)}
         return next(number for number in range(1, BROKER_ID_MAX) if number not in taken)

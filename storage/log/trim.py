@@ -26,6 +26,8 @@ from storage.vocabulary import PartitionId
 HIGH_WATERMARK: Final = -1
 """As the offset to trim before: delete all there is."""
 WRITE_TIMEOUT_S: Final = 10.0
+CONFLICTS_MAX: Final = 200
+"""Commits of others that come first, before a change of the control record is given up."""
 
 
 class Trims(Protocol):
@@ -122,6 +124,7 @@ class Fencer:
         self, *, metadata: MetadataStore, partitions: Partitions, control_reads: ControlReads, entropy: Entropy = os.urandom
     ) -> None:
         self._changes = _Changes(metadata, partitions, control_reads, entropy)
+        self._control_reads = control_reads
 
     async def fence(self, partition: PartitionId) -> int:
         """Return the end of the log, which is final until `unfence`. A partition may be fenced already.
@@ -140,9 +143,15 @@ class Fencer:
 
         async def decide(log: PartitionLog) -> Control | None:
             nonlocal end
-            control = existing(log)
-            end = control.sequence_counter
-            return decide_fence(control, fenced=fenced)
+            decided = decide_fence(existing(log), fenced=fenced)
+            if decided is None:
+                # A deposed leader may not have heard of the opposite: a write shows that the record is the newest.
+                await asyncio.wait({proof := self._control_reads.prove(log)})
+                if (failure := failure_of(proof, log)) is not None:
+                    raise failure
+                decided = decide_fence(existing(log), fenced=fenced)
+            end = existing(log).sequence_counter
+            return decided
 
         await self._changes.apply(partition, decide, f"{'fence' if fenced else 'unfence'} {partition}")
         return end
@@ -166,7 +175,8 @@ class _Changes:
         log = self._partitions.get(partition)
         unknown: Unknown | None = None
         reason = ""
-        for attempt in range(ATTEMPTS_MAX):
+        attempt = conflicts = 0
+        while attempt < ATTEMPTS_MAX and conflicts < CONFLICTS_MAX:
             try:
                 await self._control_reads.refresh([log])
             except Unavailable as error:
@@ -184,12 +194,17 @@ class _Changes:
                     log.observe(control, result.version, asked_s)
                     return
                 case Applied():
+                    # Somebody appends all the time: whoever tries at once more often has its turn sooner than who waits for quiet.
                     reason = "others committed each time"
+                    conflicts += 1
+                    await pause(0, self._entropy)
+                    continue
                 case Unknown():
                     unknown = outcome
                 case NotApplied():
                     reason = outcome.reason
             await pause(attempt, self._entropy)
+            attempt += 1
         raise given_up(what, unknown=unknown, reason=reason)
 
     async def _write(self, put: Put) -> WriteOutcome:

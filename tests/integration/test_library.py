@@ -1,6 +1,7 @@
 """The log as a library: beside brokers of the same stores, killed, fenced, and where it is refused."""
 
 import asyncio
+import contextlib
 import inspect
 import os
 import signal
@@ -20,7 +21,7 @@ import forebay.log
 from forebay.embedded import embedded_broker
 from forebay.log import Appended, CannotOpen, Group, Log, Record, RecordsRefused, open_log, open_log_sync
 from runtime.clock import SystemClock
-from storage.errors import AlreadyExists, Fenced, NotFound, OffsetOutOfRange, OutOfOrderSequence
+from storage.errors import AlreadyExists, Fenced, NotFound, OffsetOutOfRange, OutOfOrderSequence, Unavailable
 from storage.formats.levels import LEVEL_OF_ROLES
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
@@ -115,13 +116,28 @@ async def test_arguments_that_are_wrong_by_themselves_append_nothing(tmp_path: P
         (ValueError, "a producer and a sequence belong together", [Group("t", 0, [b"a"], 0)]),
         (TypeError, r"records\[0\] is str: give bytes, or a Record", [Group("t", 0, ["a"])]),  # type: ignore[list-item]
         (ValueError, r"records\[0\].timestamp_ms -5 is not from 0", [Group("t", 0, [Record(b"a", timestamp_ms=-5)])]),
+        (TypeError, r"records\[0\].timestamp_ms is float", [Group("t", 0, [Record(b"a", timestamp_ms=1.5)])]),  # type: ignore[arg-type]
+        (TypeError, r"records\[0\].value is str", [Group("t", 0, [Record("a")])]),  # type: ignore[arg-type]
+        (TypeError, r"records\[0\].headers is not", [Group("t", 0, [Record(b"a", headers=((b"h", b"v"),))])]),  # type: ignore[arg-type]
+        (TypeError, r"records\[0\].headers is not", [Group("t", 0, [Record(b"a", headers=None)])]),  # type: ignore[arg-type]
     ]
     async with opened(tmp_path, "t") as log:
         for kind, message, groups in wrong:
             with pytest.raises(kind, match=message):
                 await log.append(groups)
+        with pytest.raises(ValueError, match="compression='nope': expected one of none, gzip"):
+            await log.append([Group("t", 0, [b"a"])], compression="nope")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="is no producer"):
+            await log.append([Group("t", 0, [b"a"], 0)], forebay.log.Producer(-1, 0))
+        with pytest.raises(ValueError, match="sequence 2147483648 is not from 0"):
+            await log.append([Group("t", 0, [b"a"], 2**31)], forebay.log.Producer(1, 0))
         with pytest.raises(ValueError, match="the topic name"):
             await log.create_topic("a b")
+        with pytest.raises(ValueError, match="Kafka keeps the name for itself"):
+            await log.create_topic("__cluster_metadata")
+        await log.create_topic("a.b")
+        with pytest.raises(AlreadyExists, match="which metrics write alike"):
+            await log.create_topic("a_b")
         with pytest.raises(AlreadyExists):
             await log.create_topic("t")
         with pytest.raises(OffsetOutOfRange):
@@ -146,6 +162,82 @@ async def test_readers_of_a_machine_share_a_folder_of_blocks(tmp_path: Path) -> 
             path.write_bytes(b"x" * path.stat().st_size)
     async with open_log(*urls(tmp_path), mode="read", cache_dir=str(cache)) as log:
         assert len(await values(log, "t")) == 90
+
+
+async def test_what_is_appended_is_what_was_given_though_the_list_grows_meanwhile(tmp_path: Path) -> None:
+    async with opened(tmp_path, "t") as log:
+        records: list[bytes | Record] = [b"%d" % number for number in range(3)]
+        appending = asyncio.get_running_loop().create_task(log.append([Group("t", 0, records)]))
+        await asyncio.sleep(0)
+        records += [b"late"] * 2
+        (result,) = await appending
+
+        assert isinstance(result, Appended)
+        assert (result.start_offset, result.end_offset) == (0, 2)
+        assert await values(log, "t") == [b"0", b"1", b"2"]
+
+
+async def test_a_record_that_is_appended_while_it_is_looked_for_is_found_or_out_of_range(tmp_path: Path) -> None:
+    async with opened(tmp_path, "t") as log, open_log(*urls(tmp_path)) as other:
+        for number in range(30):
+            appending = asyncio.get_running_loop().create_task(appended(log, "t", b"%d" % number))
+            found = None
+            while found is None or found.value != b"%d" % number:
+                with contextlib.suppress(OffsetOutOfRange):
+                    found = await other.read_offset("t", 0, number)
+                    assert found is not None, "nothing was compacted"
+            await appending
+
+
+async def test_programs_that_begin_together_take_no_id_of_a_broker(tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as closing, opened(tmp_path, "t"):
+        logs = await asyncio.gather(*[closing.enter_async_context(open_log(*urls(tmp_path))) for _ in range(8)])
+        async with embedded_broker(tmp_path, settings={"broker": {"id": 1}}) as broker:
+            assert broker.broker_id == 1
+        offsets = [(await appended(log, "t", b"x")).start_offset for log in logs]
+
+    assert offsets == list(range(8))
+
+
+async def test_errors_of_the_body_come_out_as_they_are(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no such topic"):
+        async with opened(tmp_path) as log:
+            await log.bounds("none", 0)
+    with pytest.raises(ZeroDivisionError):
+        async with embedded_broker(tmp_path):
+            raise ZeroDivisionError
+
+
+async def test_a_log_that_is_left_answers_what_was_begun_and_refuses_what_comes_later(tmp_path: Path) -> None:
+    async with opened(tmp_path, "t") as log:
+        begun = [asyncio.get_running_loop().create_task(log.append([Group("t", 0, [b"x" * 1_000])], compression="gzip")) for _ in range(20)]
+        await asyncio.sleep(0)
+    async with asyncio.timeout(SOON_S):
+        results = [one for (one,) in await asyncio.gather(*begun)]
+        for late in (log.append([Group("t", 0, [b"x"])]), log.fence("t", 0), log.bounds("t", 0), log.read_range("t", 0, 0)):
+            with pytest.raises(Unavailable, match="the log is closed"):
+                await late
+    async with open_log(*urls(tmp_path)) as log:
+        kept = len(await values(log, "t"))
+
+    assert all(isinstance(one, Appended | Unavailable) for one in results)
+    assert kept == sum(isinstance(one, Appended) for one in results)
+    with open_log_sync(*urls(tmp_path)) as blocking:
+        pass
+    with pytest.raises(Unavailable, match="the log is closed"):
+        blocking.bounds("t", 0)
+
+
+def test_a_half_read_iterator_may_be_collected_in_any_thread(tmp_path: Path) -> None:
+    with open_log_sync(*urls(tmp_path)) as log:
+        log.create_topic("t")
+        log.append([Group("t", 0, [b"%d" % number for number in range(3_000)])])
+        for _ in range(20):
+            half = log.iter_from("t", 0, 0)
+            assert next(half).value == b"0"
+            log._loop.call_soon_threadsafe(half.close)
+            del half
+        assert len(list(log.iter_from("t", 0, 0))) == 3_000
 
 
 async def test_a_group_of_a_producer_that_is_appended_again_is_there_once(tmp_path: Path) -> None:
@@ -237,7 +329,7 @@ def test_both_kinds_of_log_have_the_same_methods() -> None:
         members = inspect.getmembers(kind, inspect.isfunction)
         return {name: list(inspect.signature(member).parameters) for name, member in members if not name.startswith("_")}
 
-    assert {name: one for name, one in public(Log).items() if name != "steps_from"} == public(forebay.log.SyncLog)
+    assert {name: one for name, one in public(Log).items() if name not in ("steps_from", "close")} == public(forebay.log.SyncLog)
 
 
 def test_two_modules_are_for_programs_of_others() -> None:

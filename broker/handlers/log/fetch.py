@@ -123,7 +123,7 @@ class Fetch:
         if (
             self._replicas is not None
             and client is not None
-            and (request.rack_id or (self._leaves_reading and version >= RACKS_MINIMUM and self._replicas.sends_all_away))
+            and (request.rack_id or (self._leaves_reading and version >= RACKS_MINIMUM and self._replicas.sends_away(client)))
         ):
             near = await self._replicas.near(request.rack_id, client)
             if near is not None:

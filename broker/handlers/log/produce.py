@@ -20,7 +20,6 @@ from broker.handling.errors import error_code_of
 from broker.handling.recompression import AtOnce, Recompression, Share, Work
 from broker.handling.record_checks import Refused, TopicRules, check, is_ahead, needs_times, rules_of
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
-from broker.roles import Refuses
 from runtime.clock import Clock
 from runtime.turns import Turns
 from storage.catalog.topics import PATIENCE_S, Topic, Topics
@@ -50,10 +49,8 @@ class Produce:
         recompression: Recompression,
         clock: Clock,
         reads_records: bool = False,
-        refuses: Refuses | None = None,
     ) -> None:
-        """`reads_records`: those of every batch, whatever its topic asks for. `refuses`: for a broker without the role `produce`."""
-        self._refuses = refuses
+        """`reads_records`: those of every batch, whatever its topic asks for."""
         self._topics = topics
         self._partitions = partitions
         self._appender = appender
@@ -150,10 +147,6 @@ class Produce:
                 [_failed(named, ErrorCode.invalid_required_acks, f"acks {request.acks} is not -1, 0 or 1") for named in request.partitions]
             )
             return
-        # A client that waits for no answer cannot be sent on, so it is served.
-        if self._refuses is not None and request.acks != 0 and (why := self._refuses()) is not None:
-            done([_failed(named, ErrorCode.not_leader_or_follower, why) for named in request.partitions])
-            return
         now_ms = self._clock.now_ms()
         under_way = ProduceUnderWay(request, now_ms, self._topics, done)
         append = Append(source, under_way.finish, [], 0, self._losses.count if arrived is None else arrived)
@@ -214,7 +207,7 @@ class Produce:
     def find_lone(self, name: str, partition: int) -> tuple[Topic, TopicRules] | None:
         """What `start_lone` needs. None if the topic is not cached, has no such partition, or does not keep batches as they come."""
         topic = self._topics.find(name)
-        if topic is None or not 0 <= partition < topic.partition_count or self._refuses is not None:
+        if topic is None or not 0 <= partition < topic.partition_count:
             return None
         rules = self._rules_of(topic)
         if self._reads_records or rules.reads_records or rules.codec is not None or self._recompression.lines:

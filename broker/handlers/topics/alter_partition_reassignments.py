@@ -21,15 +21,12 @@ from broker.handling.refusal import Refusal
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from runtime.turns import Turns
-from storage.catalog.brokers import Role
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 
 
 async def handle(context: Context, request: Request[AlterPartitionReassignmentsRequest]) -> AlterPartitionReassignmentsResponse:
     body = request.body
-    if (refused := context.parts.roles.refuses(Role.ADMIN)) is not None:
-        return _answer(body, ErrorCode.not_controller, refused, ())
     try:
         live = {record.broker_id for record in await context.parts.brokers.live()}
     except StorageError as error:

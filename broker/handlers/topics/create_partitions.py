@@ -26,7 +26,6 @@ from broker.handling.refusal import Refusal
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
 from runtime.turns import Turns
-from storage.catalog.brokers import Role
 from storage.catalog.topics import PARTITIONS_MAX, Topic
 from storage.errors import StorageError
 
@@ -38,19 +37,13 @@ LINE_AS_TOPICS: Final = 5
 
 async def handle(context: Context, request: Request[CreatePartitionsRequest]) -> CreatePartitionsResponse:
     body, by = request.body, context.by(request.client_id)
-    refused = context.parts.roles.refuses(Role.ADMIN)
-    unanswered = (
-        Refusal(ErrorCode.request_timed_out, "not done in the time that the request allowed; it may still happen")
-        if refused is None
-        else Refusal(ErrorCode.not_controller, refused)
-    )
+    timed_out = Refusal(ErrorCode.request_timed_out, "not done in the time that the request allowed; it may still happen")
     turns = Turns()
     named = await turns.each(attrgetter("name"), body.topics)
-    answers: dict[str, Refusal | None] = dict.fromkeys(named, unanswered)
+    answers: dict[str, Refusal | None] = dict.fromkeys(named, timed_out)
     try:
         async with asyncio.timeout(min(max(milliseconds(body.timeout), 0), TIMEOUT_MS_MAX) / 1_000):
-            if refused is None:
-                await _create_all(context.parts, body, await turns.count(named), answers, by)
+            await _create_all(context.parts, body, await turns.count(named), answers, by)
     except TimeoutError:
         pass  # the topics that were not reached keep the answer they were given above
     with context.parts.administration.failures("partitions_added", by) as failures:

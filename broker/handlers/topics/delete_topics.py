@@ -20,7 +20,6 @@ from broker.handling.kio_types import as_topic_id, as_topic_name, as_uuid
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
 from runtime.turns import Turns
-from storage.catalog.brokers import Role
 from storage.catalog.topic_names import validate_name
 from storage.catalog.topics import Topic
 from storage.errors import NotFound, StorageError
@@ -55,17 +54,11 @@ async def handle(context: Context, request: Request[DeleteTopicsRequest]) -> Del
     turns = Turns()
     asked = await _asked(request.body, turns)
     by = context.by(request.client_id)
-    refused = context.parts.roles.refuses(Role.ADMIN)
-    unanswered = (
-        DeleteTopicsAnswer(ErrorCode.request_timed_out, "not done in the time that the request allowed; it may still happen")
-        if refused is None
-        else DeleteTopicsAnswer(ErrorCode.not_controller, refused)
-    )
-    answers = dict.fromkeys(asked, unanswered)
+    timed_out = DeleteTopicsAnswer(ErrorCode.request_timed_out, "not done in the time that the request allowed; it may still happen")
+    answers = dict.fromkeys(asked, timed_out)
     try:
         async with asyncio.timeout(min(max(milliseconds(request.body.timeout), 0), TIMEOUT_MS_MAX) / 1_000):
-            if refused is None:
-                await _delete_all(context.parts, asked, answers, by)
+            await _delete_all(context.parts, asked, answers, by)
     except TimeoutError:
         pass  # the topics that were not reached keep the answer they were given above
     with context.parts.administration.failures("topic_deleted", by) as failures:

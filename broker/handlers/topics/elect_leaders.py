@@ -20,7 +20,6 @@ from broker.handling.partition_bounds import TopicPartition
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from runtime.turns import Turns
-from storage.catalog.brokers import Role
 from storage.catalog.topics import Topic
 
 _ELECTION_TYPES: Final = (0, 1)
@@ -30,8 +29,6 @@ async def handle(context: Context, request: Request[ElectLeadersRequest]) -> Ele
     body = request.body
     if body.election_type not in _ELECTION_TYPES:
         return ElectLeadersResponse(throttle_time=as_field(0), error_code=ErrorCode.invalid_request, replica_election_results=())
-    if context.parts.roles.refuses(Role.ADMIN) is not None:
-        return ElectLeadersResponse(throttle_time=as_field(0), error_code=ErrorCode.not_controller, replica_election_results=())
     named = body.topic_partitions or ()
     turns = Turns()
     asked: list[TopicPartition] = []

@@ -69,20 +69,22 @@ async def test_a_request_is_refused_only_while_another_broker_has_the_role() -> 
     await own.register(listeners=[Endpoint("P", "h", 1)], rack=None, version="0", broker_id=1, roles={Role.PRODUCE})
     roles = OwnRoles({Role.PRODUCE}, brokers=own, telemetry=telemetry)
     await roles.look()
-    alone = roles.refuses(Role.ADMIN)
+    alone = roles.refuses(Role.ADMIN, "P")
     await other.register(listeners=[Endpoint("P", "h", 2)], rack=None, version="0", broker_id=2, roles={Role.ADMIN})
     clock.seconds += 2.0
     await roles.look()
-    beside = [roles.refuses(role) for role in Role]
+    beside = [roles.refuses(role, "P") for role in Role]
+    elsewhere = roles.refuses(Role.ADMIN, "OTHER")
     await other.deregister()
     clock.seconds += 2.0
     await roles.look()
-    again = roles.refuses(Role.ADMIN)
+    again = roles.refuses(Role.ADMIN, "P")
 
     assert alone is None
     assert beside == [None, None, None, "this broker has no role admin: ask for metadata, and one that has it"]
     assert again is None
+    assert elsewhere is None, "no other broker is reached by that listener"
     value = telemetry.registry.get_sample_value
-    assert value("forebay_role_stand_ins_total", {"role": "admin"}) == 2
+    assert value("forebay_role_stand_ins_total", {"role": "admin"}) == 3
     assert [value("forebay_role", {"role": role.value}) for role in Role] == [1, 0, 0, 0]
     await metadata.close()

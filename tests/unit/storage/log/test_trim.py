@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -15,7 +16,7 @@ from storage.log.batch import Appended
 from storage.log.trim import HIGH_WATERMARK, Fencer, decide_fence, decide_trim
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import Put
+from storage.metadata.port import Put, WriteOp, WriteOutcome
 from storage.objects.memory import MemoryObjectStore
 from storage.vocabulary import PartitionId
 from tests.unit.storage.log.rig import PARTITION, TOPIC, Rig, rig
@@ -259,3 +260,36 @@ async def test_nothing_is_appended_after_a_fence_has_answered_whatever_was_on_it
         (result,) = await broker.send(timed(99))
         assert isinstance(result, Appended)
         assert result.base_offset == end
+
+
+async def test_a_fence_that_a_deposed_leader_tells_of_is_proved_before_it_is_believed() -> None:
+    shared, objects = MemoryMetadataStore(clock=SystemClock(), shards=1), MemoryObjectStore(clock=SystemClock())
+    async with rig(shared=shared, objects=objects) as one, rig(shared=shared, objects=objects, epoch=8) as other:
+        await filled(one, 1)
+        await fencer_of(one).fence(PARTITION)
+        old = await record_of(shared)
+        await fencer_of(one).unfence(PARTITION)
+        await filled(one, 2)
+        Deposed(other, old, times=1)
+
+        assert await fencer_of(other).fence(PARTITION) == 3
+        assert (await one.control()).log_state is LogState.FENCED
+
+
+async def test_a_fence_has_its_turn_beside_others_that_commit_all_the_time() -> None:
+    shared, objects = MemoryMetadataStore(clock=SystemClock(), shards=1), MemoryObjectStore(clock=SystemClock())
+    async with rig(shared=shared, objects=objects) as one, rig(shared=shared, objects=objects, epoch=8) as other:
+        left = 40
+        write = other.metadata.write
+
+        async def write_after_another(ops: Sequence[WriteOp]) -> WriteOutcome:
+            nonlocal left
+            if left:
+                left -= 1
+                await filled(one, 1)
+            return await write(ops)
+
+        await filled(one, 1)
+        other.metadata.write = write_after_another  # type: ignore[method-assign]
+
+        assert await fencer_of(other).fence(PARTITION) == 41

@@ -668,7 +668,10 @@ class FakeReplicas:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, object]] = []
-        self.sends_all_away = self.leaves_reading = False
+        self.leaves_reading = False
+
+    def sends_away(self, _reader: object) -> bool:
+        return self.leaves_reading
 
     async def near(self, rack: str, reader: object) -> Callable[[PartitionId], int | None]:
         self.asked.append((rack, reader))
@@ -725,7 +728,7 @@ async def test_a_reader_without_a_rack_is_served_here() -> None:
 
 async def test_a_reader_without_a_rack_is_sent_on_by_a_broker_that_leaves_reading_to_others_if_its_version_can_say_so() -> None:
     replicas, reader = FakeReplicas(), object()
-    replicas.sends_all_away = replicas.leaves_reading = True
+    replicas.leaves_reading = True
     async with node(replicas=replicas) as broker:
         await broker.create("t", partition_count=2)
         await broker.send(("t", 1, record_batch(b"a")))
