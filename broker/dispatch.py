@@ -304,7 +304,7 @@ class Dispatch:
         return True
 
     def _refusal(self, request: ProduceRequest, connection: Client) -> str | None:
-        """Why its client has to look for the leader again. One that waits for no answer (acks=0) cannot be told, so it is served."""
+        """Why its client has to look for the leader again. One that waits for no answer (acks=0) cannot learn of it, so it is served."""
         if request.acks == 0:
             return None
         if self._leaving.is_refusing:

@@ -45,6 +45,7 @@ ELSEWHERE: Final = {
     "process/settings/notation.py LABEL_CHARS_MAX": "a setting of the operator's, refused when it is loaded",
     "storage/log/append.py TURNS_MAX": "how long commits wait for each other; what they are is bounded by CARRIED_AT_ONCE_MAX",
     "storage/formats/levels.py LEVEL_MAX": "the newest format",
+    "storage/log/trim.py CONFLICTS_MAX": "attempts of one change of a control record, as ATTEMPTS_MAX",
     "storage/limits.py SEGMENT_BYTES_MAX": "an object that only this program makes",
     "storage/limits.py SEGMENT_BLOCKS_MAX": "in an object that only this program makes",
     "storage/limits.py SEGMENT_FOOTER_BYTES_MAX": "in an object that only this program makes",
