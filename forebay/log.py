@@ -241,16 +241,15 @@ class Log:
     async def bounds(self, topic: str, partition: int) -> Bounds:
         """As new as every append that was acknowledged to anybody."""
         self._may("read")
-        log = await self._log(topic, partition)
-        await self._parts.log.control_reads.refresh([log])
+        log = await self._log(topic, partition, to_end=True)
         control = readable(log)
         return Bounds(control.log_start, control.sequence_counter)
 
     async def read_offset(self, topic: str, partition: int, offset: int) -> StoredRecord | None:
         """The record at that offset; None if compaction has removed it. Raises `OffsetOutOfRange`, also at the end of the log."""
         self._may("read")
-        log = await self._log(topic, partition)
-        await self._refresh(log, offset, to_end=offset >= log.seen.high_watermark)
+        log = await self._log(topic, partition, offset)
+        check_range(log, offset)
         control = readable(log)
         if offset == control.sequence_counter:
             raise out_of_range(control, offset)
@@ -268,8 +267,8 @@ class Log:
         that were read have `max_bytes`, as they are stored; so there is at least one record, unless there is none.
         """
         self._may("read")
-        log = await self._log(topic, partition)
-        await self._refresh(log, start, to_end=end is None or end > log.seen.high_watermark)
+        log = await self._log(topic, partition, start, to_end=end is None)
+        await self._refresh(log, start, to_end=end is not None and end > log.seen.high_watermark)
         limit = readable(log).sequence_counter if end is None else min(end, readable(log).sequence_counter)
         found: list[StoredRecord] = []
         left = max_bytes
@@ -293,8 +292,8 @@ class Log:
     ) -> AsyncGenerator[list[StoredRecord], None]:
         """As `iter_from`, up to RECORDS_PER_STEP records at a time."""
         self._may("read")
-        log = await self._log(topic, partition)
-        await self._refresh(log, offset, to_end=True)
+        log = await self._log(topic, partition, to_end=True)
+        check_range(log, offset)
         end = readable(log).sequence_counter
         while True:
             while offset < end:
@@ -379,13 +378,30 @@ class Log:
         if self._mode not in ("both", what):
             raise ValueError(f'this log was opened with mode="{self._mode}": open it with mode="both" to {what}')
 
-    async def _log(self, topic: str, partition: int) -> PartitionLog:
-        found = (await self._parts.topics.lookup([topic])).get(topic)
-        return self._parts.log.partitions.get(_partition_of(found, topic, partition))
+    async def _log(self, topic: str, partition: int, offset: int = 0, *, to_end: bool = False) -> PartitionLog:
+        """The log of the partition, of the topic that has the name now, known well enough to read from `offset`, or `to_end`."""
+        for is_last in (False, True):
+            found = (await self._parts.topics.lookup([topic])).get(topic)
+            log = self._parts.log.partitions.get(_partition_of(found, topic, partition))
+            if to_end or log.seen.is_gone or needs_refresh(log, offset):
+                await self._parts.log.control_reads.refresh([log])
+            if log.seen.is_gone and not is_last:
+                self._parts.topics.forget(topic)
+                continue
+            break
+        return log
 
     async def _append(self, group: Group, topic: Topic | None, producer: Producer | None, compression: Codec) -> Appended | StorageError:
         try:
             return await self._settled(group, topic, producer, compression)
+        except NotFound as gone:
+            # Another topic may have the name by now.
+            self._parts.topics.forget(group.topic)
+            try:
+                newest = (await self._parts.topics.lookup([group.topic])).get(group.topic)
+                return gone if newest is None or newest == topic else await self._settled(group, newest, producer, compression)
+            except StorageError as error:
+                return error
         except StorageError as error:
             return error
         except RuntimeError:

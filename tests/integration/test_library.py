@@ -15,6 +15,7 @@ from typing import Any, Final
 import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 import forebay.embedded
 import forebay.log
@@ -187,6 +188,20 @@ async def test_a_record_that_is_appended_while_it_is_looked_for_is_found_or_out_
                     found = await other.read_offset("t", 0, number)
                     assert found is not None, "nothing was compacted"
             await appending
+
+
+async def test_a_topic_that_was_made_again_is_the_new_one(tmp_path: Path) -> None:
+    async with embedded_broker(tmp_path) as broker, open_log(*urls(tmp_path)) as log, open_log(*urls(tmp_path)) as other:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        await log.create_topic("t")
+        for number in range(3):
+            appended_here = await appended(log, "t", b"%d" % number)
+            read = await values(other, "t"), await other.bounds("t", 0)
+            await asyncio.to_thread(lambda: admin.delete_topics(["t"])["t"].result(SOON_S))
+            await asyncio.to_thread(lambda: admin.create_topics([NewTopic("t", 1, 1)])["t"].result(SOON_S))
+
+            assert appended_here.start_offset == 0
+            assert read == ([b"%d" % number], (0, 1))
 
 
 async def test_programs_that_begin_together_take_no_id_of_a_broker(tmp_path: Path) -> None:
