@@ -259,7 +259,7 @@ def test_a_port_in_use_stops_both_with_one_message(tmp_path: Path) -> None:
     port = free_ports()[0]
     with socket.create_server((HOST, port + 1)):
         ended = subprocess.run(
-            [*COMMAND, "--set", f"kafka.listeners=PLAINTEXT://{HOST}:{port}", "--set", f"http.listen={HOST}:0"],
+            [*COMMAND, "--workers", "2", "--set", f"kafka.listeners=PLAINTEXT://{HOST}:{port}", "--set", f"http.listen={HOST}:0"],
             check=False,
             cwd=tmp_path,
             env={name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")},
