@@ -126,7 +126,9 @@ class SharedBlocks:
         nursery: Nursery,
         telemetry: Telemetry,
         fills: bool = True,
+        commit_claim_s: float = COMMIT_CLAIM_S,
     ) -> None:
+        self._commit_claim_s = commit_claim_s
         self._source = source
         self._folder = folder
         self._cluster = cluster
@@ -187,7 +189,7 @@ class SharedBlocks:
         look = await self._ask(partial(self._folder.look, name, whole, part_bytes=BLOCK_BYTES, claims=True))
         if look is not None:
             claims = committed.hold(look.claims)
-            asyncio.get_running_loop().call_later(COMMIT_CLAIM_S, _give_up, claims)
+            asyncio.get_running_loop().call_later(self._commit_claim_s, _give_up, claims)
 
     def put(self, key: str, parts: Sequence[Buffer], claims: Sequence[int]) -> None:
         """Put an object of this broker, and give up the claims of it then."""

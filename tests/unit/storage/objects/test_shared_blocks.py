@@ -16,7 +16,7 @@ from runtime.telemetry import Telemetry
 from storage.errors import EndsEarly, Unavailable
 from storage.limits import BLOCK_BYTES, KIB, MIB
 from storage.objects.block_folder import BlockExtent, BlockFolder, release
-from storage.objects.shared_blocks import CLAIM_S, LOOKS_MAX, PUT_BYTES_MAX, THREADS, SharedBlocks
+from storage.objects.shared_blocks import CLAIM_S, COMMIT_CLAIM_S, LOOKS_MAX, PUT_BYTES_MAX, THREADS, SharedBlocks
 from storage.vocabulary import Buffer
 from tests.kit.stepping_clock import SteppingClock
 
@@ -59,6 +59,19 @@ class NoAnswer(ThreadBlocking):
         return await asyncio.get_running_loop().create_future()
 
 
+class Noted(ThreadBlocking):
+    """Tells when a call has ended: to look for a claim would take it for a moment, from whoever tries to."""
+
+    def __init__(self) -> None:
+        super().__init__(threads=THREADS, name="noted")
+        self.ended = asyncio.Event()
+
+    async def run(self, call: Callable[[], T]) -> T:
+        given = await super().run(call)
+        self.ended.set()
+        return given
+
+
 class Machine:
     """Processes on one folder."""
 
@@ -69,7 +82,9 @@ class Machine:
         self._closing = contextlib.AsyncExitStack()
         self._owner = 0
 
-    async def process(self, *, cluster: str = "cluster", fills: bool = True, blocking: Blocking | None = None) -> "Process":
+    async def process(
+        self, *, cluster: str = "cluster", fills: bool = True, blocking: Blocking | None = None, claim_s: float = COMMIT_CLAIM_S
+    ) -> "Process":
         threads = blocking or ThreadBlocking(threads=THREADS, name="shared")
         self._closing.callback(threads.close)
         nursery = await self._closing.enter_async_context(Nursery())
@@ -83,6 +98,7 @@ class Machine:
             nursery=nursery,
             telemetry=telemetry,
             fills=fills,
+            commit_claim_s=claim_s,
         )
         return Process(blocks, telemetry, nursery)
 
@@ -333,13 +349,14 @@ async def test_an_object_is_put_when_the_last_of_its_commits_is_applied_and_as_i
 
 
 async def test_one_who_hears_of_a_commit_before_there_is_a_file_waits_for_it(machine: Machine) -> None:
-    one, other = await machine.process(), await machine.process()
+    claiming = Noted()
+    one, other = await machine.process(blocking=claiming, claim_s=2 * SOON_S), await machine.process()
     committing = one.blocks.committing(KEY, [BODY], commits=1)
     assert committing is not None
     committing.note_stored()
     async with asyncio.timeout(SOON_S):
-        while not machine.is_claimed(0):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await claiming.ended.wait()
+    await asyncio.sleep(0)
     async with asyncio.TaskGroup() as group:
         read = group.create_task(other.read(5, len(BODY)))
         await asyncio.sleep(0.02)
@@ -351,13 +368,13 @@ async def test_one_who_hears_of_a_commit_before_there_is_a_file_waits_for_it(mac
 
 
 async def test_an_object_whose_commits_come_to_nothing_is_waited_for_a_moment(machine: Machine) -> None:
-    one, other = await machine.process(), await machine.process()
+    claiming = Noted()
+    one, other = await machine.process(blocking=claiming), await machine.process()
     committing = one.blocks.committing(KEY, [BODY], commits=1)
     assert committing is not None
     committing.note_stored()
     async with asyncio.timeout(SOON_S):
-        while not machine.is_claimed(0):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await claiming.ended.wait()
     del committing
 
     assert await other.read(5, len(BODY)) == BODY[5:]
