@@ -20,7 +20,7 @@ from tests.kit.serving import HOST
 SESSION_TIMEOUT_S = 6.0
 LOOK_EVERY_S = 0.1
 LEAVE_WITHIN_S = 90.0
-FLUSH_WITHIN_S = 60.0
+FLUSH_WITHIN_S = 200.0
 RECORDS_PER_COMMIT = 100
 
 # What a rebalance or a coordinator that moves brings with it. Anything else is a bug.

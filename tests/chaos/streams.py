@@ -13,7 +13,7 @@ from runtime.clock import SystemClock
 
 PARTITIONS = 3
 READ_WITHIN_S = 60.0
-FLUSH_WITHIN_S = 60.0
+FLUSH_WITHIN_S = 200.0
 BATCH_RECORDS = 50
 BURST_RECORDS = 5 * BATCH_RECORDS
 """As many batches as an idempotent producer of librdkafka has in flight; while it has more to send, it takes a whole processor to wait."""
@@ -54,7 +54,7 @@ class Stream:
             "linger.ms": 20 if self.idempotent else 2,  # a burst's batches go when they are full
             "batch.num.messages": BATCH_RECORDS,
             "queue.buffering.max.messages": 1_000,  # as many as are answered within seconds at one flush per 250 ms
-            "message.timeout.ms": 120_000,
+            "message.timeout.ms": 400_000,  # on a busy machine most of it is spent in the queue
             "reconnect.backoff.ms": 20,
             "reconnect.backoff.max.ms": 200,
             "retry.backoff.ms": 20,
