@@ -12,22 +12,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from kio.schema.errors import ErrorCode
+
+from runtime.clock import SystemClock
 from tests.compat import codecs
 from tests.compat.clients import Client
 from tests.compat.provision import provide
 from tests.compat.recorder import HOST, Recorder, recording
 from tests.compat.scenario import Said, differences
+from tests.kit.kafka_messages import frame, plain
+from tests.kit.raw_client import RawClient
 from tests.kit.serving import Served, serving
 
 Broker = Literal["forebay", "roles", "kafka"]
 """`roles`: three brokers of Forebay with a part of the roles each; clients are given the address of the one for producers."""
 
-ROLES: Final = ("produce", "consume", "groups,admin")
-ROLES_KNOWN_S: Final = 3.0
-"""Brokers look once a second which roles the others have."""
+ROLES: Final = ("consume", "groups,admin", "produce")
+"""In the order of starting: a broker knows the roles of those that were there before it."""
+KNOWN_WITHIN_S: Final = 60.0
+KNOWN_LOOK_EVERY_S: Final = 0.1
+_PRODUCE: Final = (0, 9)
 PLAY_WITHIN_S: Final = 150.0
 """README.md gives a script two minutes; the rest is for a process to start and to end on a busy machine."""
 _OUTPUT_BYTES_MAX: Final = 1024 * 1024
+_clock = SystemClock()
 _LAST_LINES: Final = 15
 _PREFIX: Final = "compat"
 _BROKEN: Final = ("error", "critical")
@@ -96,14 +104,16 @@ def _broker(against: Broker, folder: Path, recorder: Recorder) -> Iterator[tuple
             brokers: list[Served] = []
             for number, roles in enumerate(ROLES, 1):
                 own = {"broker.id": str(number), "broker.roles": roles}
-                if number == 1:
+                if number == len(ROLES):
                     own["kafka.advertised_listeners"] = f"PLAINTEXT://{recorder.bootstrap}"
                 brokers.append(closing.enter_context(serving(folder / "data", settings={**_FOREBAY, **own})))
-            threading.Event().wait(ROLES_KNOWN_S)
-            recorder.target = (HOST, brokers[0].kafka_port)
+            reader, others, writer = brokers
+            for one in (reader, others):
+                _await_refusal(one)
+            recorder.target = (HOST, writer.kafka_port)
             yield (
-                brokers[0].bootstrap,
-                brokers[1].bootstrap,
+                writer.bootstrap,
+                reader.bootstrap,
                 lambda: [said for one in brokers for said in complaints_of(one.events(), is_alive=one.is_alive)],
             )
         return
@@ -113,6 +123,22 @@ def _broker(against: Broker, folder: Path, recorder: Recorder) -> Iterator[tuple
     with running_kafka(folder / "kafka", advertised=recorder.bootstrap, settings=_KAFKA) as server:
         recorder.target = (HOST, int(server.bootstrap.rpartition(":")[2]))
         yield server.bootstrap, server.bootstrap, list
+
+
+def _await_refusal(broker: Served) -> None:
+    """Return when the broker sends producers on: when it knows by now that another has the role."""
+    fields = {"acks": -1, "timeout": 1_000, "topic_data": [{"name": "none", "partition_data": [{"index": 0, "records": b""}]}]}
+    give_up_s = _clock.monotonic_s() + KNOWN_WITHIN_S
+    while True:
+        with RawClient(broker.kafka_port) as client:
+            client.send(frame(*_PRODUCE, fields, correlation_id=1))
+            received = client.receive()
+        assert received is not None, "the broker closed the connection"
+        (answer,) = plain(*_PRODUCE, received)["responses"]
+        if answer["partition_responses"][0]["error_code"] == ErrorCode.not_leader_or_follower:
+            return
+        assert _clock.monotonic_s() < give_up_s, f"no refusal within {KNOWN_WITHIN_S:.0f} s: {answer}"
+        threading.Event().wait(KNOWN_LOOK_EVERY_S)
 
 
 def complaints_of(events: Iterable[Mapping[str, object]], *, is_alive: bool) -> list[str]:
