@@ -182,7 +182,7 @@ class _Parts:
 
 
 class Log:
-    """What `open_log` opens. Its methods may be called side by side, by tasks of the loop that opened it.
+    """The log of two stores, as `open_log` gives it. Tasks of the loop that opened it may call its methods side by side.
 
     Each raises a `StorageError` (storage/errors.py): `Unavailable` (nothing happened: again, later), `OutcomeUnknown`, `NotFound`,
     `Fenced`, `OffsetOutOfRange`, `Corrupt`; and ValueError or TypeError for arguments that are wrong by themselves.

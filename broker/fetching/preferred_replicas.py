@@ -61,8 +61,8 @@ class PreferredReplicas:
         return self._roles is not None and self._roles.leaves(Role.CONSUME, reader.listener)
 
     async def near(self, rack: str, reader: Fetcher) -> Near | None:
-        """What names the broker to read a partition from, for a reader of that rack, or of none if it `sends_away`
-        this one. None: this broker is as good as any.
+        """Choose the broker to read each partition from, for a reader of that rack, or of none if it `sends_away` this one. None: this
+        broker is as good as any.
         """
         leaves = self.sends_away(reader)
         if not leaves and (not rack or rack == self._rack):

@@ -39,7 +39,7 @@ KEPT_SHARE_MAX: Final = 7 / 8
 UNUSED_S_MAX: Final = 86_400.0
 """A block that nothing has read for longer goes, whether there is room or not: records of a deleted topic do not stay."""
 RECOUNTED_EVERY_S: Final = 600.0
-"""What processes on one folder count is counted afresh by one of them."""
+"""One of the processes on a folder counts all files again after this time, and corrects the sum that they share."""
 LISTED_MAX: Final = 1_024
 """Names in the folder of an object that a look reads. Blocks under the others are read from the store."""
 CLAIMS: Final = 4_096

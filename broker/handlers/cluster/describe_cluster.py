@@ -1,6 +1,7 @@
 """DescribeCluster (API key 60), v0-v2.
 
-The live brokers at the listener that was asked by, this one as controller: any broker can do what a controller does.
+The live brokers at the listener that was asked by, this one as controller, or else one of the role `admin`: any broker can do what a
+controller does.
 endpoint_type (v1+): 1 is brokers; 2, controllers, is refused as a Kafka broker refuses it, anything else is unsupported.
 A broker that is not alive has no record, so include_fenced_brokers (v2) finds none.
 """

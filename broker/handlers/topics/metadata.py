@@ -1,11 +1,11 @@
 """Metadata (API key 3), v0-v13.
 
-Lists all live brokers at the listener that was asked by, with racks; the one that answers is the controller. Leaders are named by the
-strategy `kafka.leader` (broker/leadership.py) among those of the role `produce`, with leader epoch 0 for ever: any broker serves any
-partition. Replicas and in-sync replicas are the leader and other live brokers, from the largest number of racks, up to the topic's
-replication factor and the brokers there are. Topics: null is all of them, an empty list none (v0: all); by name, or by id (v12+:
-UNKNOWN_TOPIC_ID). A name that is not there is created if the request allows it (before v4 it always does) and `kafka.auto_create_topics`
-is set, and answered at once, as it exists.
+Lists all live brokers at the listener that was asked by, with racks; the one that answers is the controller, or else one of the role
+`admin`. The strategy `kafka.leader` (broker/leadership.py) names leaders among the brokers of the role `produce`. The leader epoch is
+always 0: any broker serves any partition. Replicas and in-sync replicas are the leader and other live brokers, from the largest number of
+racks, up to the topic's replication factor and the brokers there are. Topics: null is all of them, an empty list none (v0: all); by name,
+or by id (v12+: UNKNOWN_TOPIC_ID). A name that is not there is created if the request allows it (before v4 it always does) and
+`kafka.auto_create_topics` is set, and answered at once, as it exists.
 
 Differs from Apache Kafka: names beside ids in one request are answered, too.
 Raises `StorageError` if the brokers, or all topics, cannot be read: no version has a place to say so that clients heed.

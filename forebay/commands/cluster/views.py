@@ -16,7 +16,7 @@ class BrokerLine(msgspec.Struct, frozen=True, kw_only=True):
     rack: str | None
     is_controller: bool
     roles: list[str] | None = None
-    """What the broker says that clients are sent to it for; None: it does not say."""
+    """The roles that the broker tells in its configs; None if it tells none."""
 
 
 class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
