@@ -318,6 +318,9 @@ class Responses(Account):
         if taker not in self._taking:
             return None
         taking, left_bytes = self._taking[taker], taker.untaken_bytes()
+        if left_bytes == 0:
+            self._taking[taker] = None  # a stream whose client has taken all there was: it keeps nothing from others
+            return None
         if taking is None or left_bytes > taking.left_bytes:
             self._taking[taker] = Taking(now_s, left_bytes, left_bytes)
             return None

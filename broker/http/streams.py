@@ -225,8 +225,6 @@ class RecordsOut:
             found |= {named: end for named, end in self._ends.items() if isinstance(end, ErrorCode)}
         positions = {named: offset for named, offset in found.items() if not isinstance(offset, ErrorCode)}
         self._ids = dict(positions)
-        responses = self._parts.responses
-        responses.note_untaken(self._taker)
         try:
             await self._write(self._form.begin(self._ids))
             for named, code in found.items():
@@ -255,8 +253,6 @@ class RecordsOut:
             self._taker.evict(f"it did not take what it was sent within {UNSENT_WITHIN_S:.0f} s")
         except ConnectionError:
             pass  # it has left
-        finally:
-            responses.note_taken(self._taker)
 
     async def _round(self, positions: dict[TopicPartition, int], isolation: str, left: int) -> int:
         """Fetch once and write what came. Return how many records are left."""
@@ -321,11 +317,16 @@ class RecordsOut:
         await self._write(self._form.error(why))
 
     async def _write(self, data: bytes) -> None:
-        async with asyncio.timeout(UNSENT_WITHIN_S):
-            if not self._response.prepared:
-                await self._response.prepare(self._asked.http)
-            if data:
-                await self._response.write(data)
+        responses = self._parts.responses
+        responses.note_untaken(self._taker)  # for as long as the client holds it up: a stream that waits for records is in nobody's way
+        try:
+            async with asyncio.timeout(UNSENT_WITHIN_S):
+                if not self._response.prepared:
+                    await self._response.prepare(self._asked.http)
+                if data:
+                    await self._response.write(data)
+        finally:
+            responses.note_taken(self._taker)
 
     def _is_at_end(self, named: TopicPartition, offset: int) -> bool:
         end = self._ends.get(named)

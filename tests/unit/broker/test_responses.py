@@ -426,6 +426,19 @@ async def test_it_is_what_a_client_takes_that_counts_and_only_while_others_wait(
     waiting.cancel()
 
 
+async def test_a_client_that_has_taken_all_it_was_sent_is_in_nobodys_way(budget: Responses) -> None:
+    address = Addresses(requests=Account(), replies=budget).of("10.0.0.1")
+    idle = [Reader(budget, address, 0, 0) for _ in range(40)]
+    used_up(budget)
+    room = await after_a_taste(budget, address)
+    waiting = asyncio.get_running_loop().create_task(room.to_read(WANTED, LONG_S))
+    await settle()
+    looked_on(budget, idle, 3 * UNREAD_S)
+
+    assert {one.evicted_for for one in idle} == {None}
+    waiting.cancel()
+
+
 async def test_who_holds_more_than_an_equal_part_and_takes_nothing_goes_first_and_sooner(budget: Responses) -> None:
     address = Addresses(requests=Account(), replies=budget).of("10.0.0.1")
     large = Reader(budget, address, 16 * MIB, 0)
