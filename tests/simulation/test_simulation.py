@@ -14,7 +14,7 @@ from sim.worlds import LOG, Run
 from tests.kit.serving import ROOT
 
 SEEDS_PER_TEST = 10
-RANGES = [("none", 20), ("usual", 120), ("harsh", 60)]
+RANGES = [("none", 10), ("usual", 60), ("harsh", 60)]
 
 
 @pytest.mark.parametrize(
