@@ -75,6 +75,7 @@ from storage.record_values import (
     cut,
     read_values,
     write_batch,
+    write_header,
     write_values_in_steps,
 )
 from storage.recordbatch import stamp_log_append_time
@@ -444,12 +445,14 @@ class Log:
     async def _batch(self, group: Group, rules: TopicRules, now_ms: int, producer: Producer | None, compression: Codec) -> memoryview:
         written: Written = await in_turns(write_values_in_steps(group.records, now_ms=now_ms))
         codec = codec_number(compression) if rules.codec is None else rules.codec
-        packed = written.body
-        if codec:
-            packed = await self._parts.blocking.run(lambda: bytes(compress_records(written.body, codec, rules.level)))
         sender = NO_SENDER
         if producer is not None and group.sequence is not None:
             sender = SequencedBy(producer.id, producer.epoch, group.sequence)
+        if not codec:
+            view = memoryview(written.batch)
+            write_header(view, written, codec, sender)
+            return view
+        packed = await self._parts.blocking.run(lambda: compress_records(written.body, codec, rules.level))
         view = memoryview(bytearray(batch_bytes(packed)))
         write_batch(view, written, packed, codec, sender)
         return view
@@ -486,9 +489,11 @@ def _check_group(place: int, group: Group, producer: Producer | None) -> None:
     if group.sequence is not None and not 0 <= group.sequence <= SEQUENCE_MAX:
         raise ValueError(f"{named}: sequence {group.sequence} is not from 0 to {SEQUENCE_MAX}")
     for index, record in enumerate(group.records):
+        if isinstance(record, bytes):
+            continue
         if isinstance(record, Record):
             _check_record(f"{named}: records[{index}]", record)
-        elif not isinstance(record, bytes):
+        else:
             raise TypeError(f"{named}: records[{index}] is {type(record).__name__}: give bytes, or a Record")
 
 

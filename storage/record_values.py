@@ -33,6 +33,8 @@ _COVERED: Final = struct.Struct(">hiqqqhii")
 _BEFORE: Final = struct.Struct(">qiibI")
 VARINTS_KEPT: Final = 16_384
 """Varints below this are kept."""
+HEADER_ROOM: Final = bytes(HEADER_BYTES)
+"""It comes before the records, so that a batch that is not compressed lies in one piece at once."""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -51,33 +53,55 @@ class StoredRecord(Record, frozen=True, gc=False, kw_only=True):
 
 
 class Written(NamedTuple):
-    """Records as a batch holds them, before compression."""
+    """Records as a batch holds them, before compression. `batch` has room for the batch's header before them."""
 
-    body: bytes
+    batch: bytearray
     base_ms: int
     greatest_ms: int
     record_count: int
+
+    @property
+    def body(self) -> memoryview:
+        return memoryview(self.batch)[HEADER_BYTES:]
 
 
 def write_values_in_steps(records: Sequence[bytes | Record], *, now_ms: int) -> Generator[None, None, Written]:
     """The records one after the other; those without a time have `now_ms`. There is at least one."""
     first = records[0]
     base_ms = now_ms if isinstance(first, bytes) or first.timestamp_ms is None else first.timestamp_ms
-    pieces: list[bytes] = []
+    pieces = [HEADER_ROOM]
     greatest_ms = base_ms
-    for index, record in enumerate(records):
-        if index and index % RECORDS_PER_STEP == 0:
+    for begin in range(0, len(records), RECORDS_PER_STEP):
+        if begin:
             yield
+        part = records[begin : begin + RECORDS_PER_STEP]
+        greatest_ms = max(greatest_ms, _write(part, begin, now_ms, base_ms, pieces))
+    return Written(bytearray().join(pieces), base_ms, greatest_ms, len(records))
+
+
+def _write(records: Sequence[bytes | Record], begin: int, now_ms: int, base_ms: int, pieces: list[bytes]) -> int:
+    """Add these to `pieces`. Return their greatest time."""
+    now_delta, varints = b"\x00" + varint(now_ms - base_ms), VARINTS
+    beside = len(now_delta) + 2  # the length of the key, and the number of headers
+    greatest_ms = base_ms
+    for index, record in enumerate(records, begin):
         if isinstance(record, bytes):
-            record = Record(record)
-        at_ms = now_ms if record.timestamp_ms is None else record.timestamp_ms
-        greatest_ms = max(greatest_ms, at_ms)
-        fields = [*sized(record.key), *sized(record.value), varint(len(record.headers))]
-        for name, value in record.headers:
-            fields += (*sized(name.encode()), *sized(value))
-        before = b"\x00" + varint(at_ms - base_ms) + varint(index)
-        pieces += (varint(len(before) + sum(map(len, fields))), before, *fields)
-    return Written(b"".join(pieces), base_ms, greatest_ms, len(records))
+            length, place = len(record), varints[index] if index < VARINTS_KEPT else long_varint(index)
+            size = varints[length] if length < VARINTS_KEPT else long_varint(length)
+            length += beside + len(place) + len(size)
+            whole = varints[length] if length < VARINTS_KEPT else long_varint(length)
+            pieces += (whole + now_delta + place + b"\x01" + size, record, b"\x00")
+            if now_ms > greatest_ms:
+                greatest_ms = now_ms
+        else:
+            at_ms = now_ms if record.timestamp_ms is None else record.timestamp_ms
+            greatest_ms = max(greatest_ms, at_ms)
+            fields = [*sized(record.key), *sized(record.value), varint(len(record.headers))]
+            for name, value in record.headers:
+                fields += (*sized(name.encode()), *sized(value))
+            before = b"\x00" + varint(at_ms - base_ms) + varint(index)
+            pieces += (varint(len(before) + sum(map(len, fields))), before, *fields)
+    return greatest_ms
 
 
 def read_values(header: BatchHeader, body: bytes) -> Iterator[StoredRecord]:
@@ -163,6 +187,12 @@ NO_SENDER: Final = SequencedBy()
 
 def write_batch(into: memoryview, written: Written, packed: Buffer, codec: int, sender: SequencedBy = NO_SENDER) -> None:
     """Write the batch whose records are `packed` by the codec of that number; `into` has `batch_bytes` of room."""
+    into[HEADER_BYTES:] = packed
+    write_header(into, written, codec, sender)
+
+
+def write_header(batch: memoryview, written: Written, codec: int, sender: SequencedBy = NO_SENDER) -> None:
+    """Write the header of a batch before its records, which are there already."""
     last = written.record_count - 1
     covered = _COVERED.pack(
         codec,
@@ -174,10 +204,9 @@ def write_batch(into: memoryview, written: Written, packed: Buffer, codec: int, 
         sender.sequence,
         written.record_count,
     )
-    into[HEADER_BYTES - len(covered) : HEADER_BYTES] = covered
-    into[HEADER_BYTES:] = packed
-    crc = crc32c(into[HEADER_BYTES - len(covered) :])
-    into[: _BEFORE.size] = _BEFORE.pack(0, len(into) - LENGTH_OFFSET_BYTES, -1, MAGIC, crc)
+    batch[HEADER_BYTES - len(covered) : HEADER_BYTES] = covered
+    crc = crc32c(batch[HEADER_BYTES - len(covered) :])
+    batch[: _BEFORE.size] = _BEFORE.pack(0, len(batch) - LENGTH_OFFSET_BYTES, -1, MAGIC, crc)
 
 
 def batch_bytes(packed: Buffer) -> int:

@@ -13,7 +13,7 @@ import msgspec
 
 from storage.errors import Corrupt
 from storage.limits import KIB, MIB
-from storage.record_values import RECORDS_PER_STEP, VARINTS, VARINTS_KEPT, Written, long_varint, read_varint, sized, varint
+from storage.record_values import HEADER_ROOM, RECORDS_PER_STEP, VARINTS, VARINTS_KEPT, Written, long_varint, read_varint, sized, varint
 from storage.recordbatch import ATTRIBUTE_LOG_APPEND_TIME, BatchHeader
 
 BYTES_PER_STEP: Final = 64 * KIB
@@ -77,14 +77,14 @@ def write_in_steps(records: Sequence[AnyRecord], *, now_ms: int) -> Generator[No
     """The records one after the other; those without a time have `now_ms`. There is at least one."""
     first = records[0]
     base_ms = now_ms if isinstance(first, str) or first.timestamp is None else first.timestamp
-    pieces: list[bytes] = []
+    pieces = [HEADER_ROOM]
     greatest_ms = base_ms
     for begin in range(0, len(records), RECORDS_PER_STEP):
         if begin:
             yield
         part = records[begin : begin + RECORDS_PER_STEP]
         greatest_ms = max(greatest_ms, _write(part, begin, now_ms, base_ms, pieces))
-    return Written(b"".join(pieces), base_ms, greatest_ms, len(records))
+    return Written(bytearray().join(pieces), base_ms, greatest_ms, len(records))
 
 
 def _write(records: Sequence[AnyRecord], begin: int, now_ms: int, base_ms: int, pieces: list[bytes]) -> int:
