@@ -24,6 +24,7 @@ from runtime.clock import Clock
 from runtime.telemetry import Metric, SeriesRow, Telemetry
 from runtime.turns import Turns
 from storage.catalog.groups import GroupHead
+from storage.catalog.topic_configs import retention_ms
 from storage.catalog.topics import Topics
 from storage.errors import Corrupt, NotFound, StorageError
 from storage.log.bounds import Bounds, LogBounds
@@ -37,6 +38,12 @@ LAG_RECORDS: Final = Metric(
 LAG_SECONDS: Final = Metric(
     "forebay_group_lag_seconds",
     "Age of the first record that a group has not read, of the partition where it is oldest, by topic; 0 at the end",
+    ("group", "topic"),
+    aggregation="max",
+)
+LAG_RETENTION: Final = Metric(
+    "forebay_group_lag_retention_ratio",
+    "forebay_group_lag_seconds by the topic's retention.ms: at 1 records go that a group has not read; nothing where all are kept",
     ("group", "topic"),
     aggregation="max",
 )
@@ -114,12 +121,16 @@ class EndHistory:
 
 @dataclass(slots=True)
 class TopicLag:
-    """How far a group is behind in a topic, in the partitions of which it has committed an offset; `seconds` where they are most."""
+    """How far a group is behind in a topic, in the partitions of which it has committed an offset; `seconds` where they are most.
+
+    `retention_ratio`: `seconds` by those for which the topic keeps records; None where it keeps all.
+    """
 
     records: int = 0
     seconds: float = 0.0
     committed: int = 0
     uncommitted: int = 0
+    retention_ratio: float | None = None
     is_known: bool = True
     """False: the end of a partition could not be read."""
 
@@ -131,6 +142,8 @@ class TopicLag:
         if other.has_lag:
             self.records += other.records
             self.seconds = max(self.seconds, other.seconds)
+            if other.retention_ratio is not None:
+                self.retention_ratio = max(self.retention_ratio or 0.0, other.retention_ratio)
             self.committed += other.committed
         self.uncommitted += other.uncommitted
 
@@ -184,6 +197,7 @@ class LagSampler:
         self._is_failing = False
         telemetry.table(LAG_RECORDS, lambda: self._rows(lambda lag: lag.records if lag.has_lag else None))
         telemetry.table(LAG_SECONDS, lambda: self._rows(lambda lag: round(lag.seconds, 3) if lag.has_lag else None))
+        telemetry.table(LAG_RETENTION, lambda: self._rows(lambda lag: lag.retention_ratio if lag.has_lag else None))
         telemetry.table(UNCOMMITTED, lambda: self._rows(lambda lag: lag.uncommitted))
         telemetry.table(MEMBER_COUNT, self._member_rows)
         telemetry.table(SAMPLE_AGE, self._age_rows)
@@ -230,7 +244,7 @@ class LagSampler:
                 topic = by_id.get(partition.topic_id)
                 if topic is not None:  # else it was deleted, and its offsets go soon
                     lag = lags.setdefault((reading.group, topic.name), TopicLag(uncommitted=topic.partition_count))
-                    _add(lag, ages.get((reading.group, partition)))
+                    _add(lag, ages.get((reading.group, partition)), retention_ms(topic.configs))
                 await turns.spent()
             for name in reading.wanted & by_name.keys():
                 lags.setdefault((reading.group, name), TopicLag(uncommitted=by_name[name].partition_count))
@@ -331,7 +345,7 @@ class LagSampler:
             yield (), round(self._clock.monotonic_s() - sample.at_s, 3)
 
 
-def _add(lag: TopicLag, age: tuple[int, float] | None) -> None:
+def _add(lag: TopicLag, age: tuple[int, float] | None, kept_ms: int | None) -> None:
     lag.committed += 1
     lag.uncommitted -= 1
     if age is None:
@@ -339,6 +353,8 @@ def _add(lag: TopicLag, age: tuple[int, float] | None) -> None:
         return
     lag.records += age[0]
     lag.seconds = max(lag.seconds, age[1])
+    if kept_ms is not None:
+        lag.retention_ratio = round(lag.seconds * _MS_PER_S / max(1, kept_ms), 6)
 
 
 def _folded(lags: Mapping[GroupTopic, TopicLag]) -> dict[GroupTopic, TopicLag]:

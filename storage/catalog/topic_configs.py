@@ -275,6 +275,12 @@ def integer(configs: Mapping[str, str], name: str) -> int:
     return int(value_of(configs, name))
 
 
+def retention_ms(configs: Mapping[str, str]) -> int | None:
+    """How long a topic with these configs keeps records; None: without a limit of time, as where `cleanup.policy` does not name delete."""
+    kept_ms = integer(configs, "retention.ms") if "delete" in value_of(configs, "cleanup.policy").split(",") else -1
+    return None if kept_ms < 0 else kept_ms
+
+
 def not_enforced(configs: Mapping[str, str]) -> list[str]:
     """Names of `configs` that ask for something no broker does yet."""
     known = (config for name in configs if (config := TOPIC_CONFIGS.get(name)) is not None)

@@ -31,6 +31,7 @@ COUNTS_OF_THINGS = {
     "forebay_cost_storage_dollars_per_month",
     "forebay_footprint_objects",
     "forebay_group_lag_records",
+    "forebay_group_lag_retention_ratio",
     "forebay_group_joined_members",
     "forebay_group_uncommitted_partitions",
     "forebay_http_consumers",

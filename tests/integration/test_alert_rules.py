@@ -30,8 +30,8 @@ def always(value: float) -> str:
     return f"{value:g}x{MINUTES}"
 
 
-def growing(by: float) -> str:
-    return f"0+{by:g}x{MINUTES}"
+def growing(by: float, *, minutes: int = MINUTES) -> str:
+    return f"0+{by:g}x{minutes}"
 
 
 def histogram(name: str, labels: str, *, fast: tuple[str, float], slow: tuple[str, float]) -> dict[str, str]:
@@ -50,6 +50,8 @@ def lag(fast: float) -> dict[str, str]:
 
 REQUESTS: Final = "forebay_s3_requests_total"
 RETRIES: Final = "forebay_object_store_retries_total"
+ORPHANS: Final = 'forebay_footprint_bytes{kind="unreferenced"}'
+HALF_A_DAY: Final = 12 * 60 + MINUTES
 CASES: Final[dict[str, Case]] = {
     "BrokerDown": Case(
         {'up{job="forebay",instance="a"}': always(0)},
@@ -109,6 +111,14 @@ CASES: Final[dict[str, Case]] = {
     ),
     "LagSeconds": Case(
         {'forebay_group_lag_seconds{group="g",topic="t"}': always(301)}, {'forebay_group_lag_seconds{group="g",topic="t"}': always(300)}
+    ),
+    "RetentionCliff": Case(
+        {'forebay_group_lag_retention_ratio{group="g",topic="t"}': always(0.71)},
+        {'forebay_group_lag_retention_ratio{group="g",topic="t"}': always(0.7)},
+    ),
+    "OrphansGrow": Case(
+        {ORPHANS: growing(1, minutes=HALF_A_DAY)},
+        {ORPHANS: f"0+1x60 60x{HALF_A_DAY}", 'forebay_footprint_bytes{kind="wal"}': growing(1, minutes=HALF_A_DAY)},
     ),
     "ObjectsMissing": Case({"forebay_gc_missing_objects": always(1)}, {"forebay_gc_missing_objects": always(0)}),
     "MetadataWentBack": Case({"forebay_metadata_went_back": always(1)}, {"forebay_metadata_went_back": always(0)}),

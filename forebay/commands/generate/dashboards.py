@@ -60,6 +60,11 @@ def dollars_per_month(e: Expressions, *by: str, window: str = "") -> str:
     return f"{e.rate('forebay_cost_dollars_total', *by, window=window)} * {MONTH_S}"
 
 
+def orphan_growth(e: Expressions, *by: str) -> str:
+    """Bytes a second by which objects grow that nothing refers to."""
+    return e.growth("forebay_footprint_bytes", *by, window="6h", kind="unreferenced")
+
+
 def _per_gib(e: Expressions, what: str, *by: str, window: str = "") -> str:
     return f"{what} / ({e.rate('forebay_topic_bytes_total', *by, window=window, direction='in')} / {GIB})"
 
@@ -276,6 +281,7 @@ def _store(e: Expressions) -> Dashboard:
                 "cost.budget_per_month is the budget; without it there is none.",
             ),
             Panel("Stored", "bytes", (Query(e.now("forebay_footprint_bytes", "kind"), "{{kind}}"),), "As the collector listed it last."),
+            Panel("Growth of unreferenced bytes", "binBps", (Query(orphan_growth(e)),), "Over 6 hours. Above 0 for long: orphans stay."),
             Panel("Storage, a month", "currencyUSD", (Query(e.now("forebay_cost_storage_dollars_per_month")),), is_number=True),
             Panel("Prices", "currencyUSD", (Query(e.now("forebay_cost_price_dollars", "item"), "{{item}}"),), is_number=True),
         ),
@@ -297,6 +303,12 @@ def _groups(e: Expressions) -> Dashboard:
                 "s",
                 (Query(_most(e.now("forebay_group_lag_seconds", "group", "topic")), "{{group}} {{topic}}"),),
                 f"The {SHOWN_TOPICS} groups and topics that are furthest behind. 0 at the end.",
+            ),
+            Panel(
+                "Share of retention behind",
+                "percentunit",
+                (Query(_most(e.now("forebay_group_lag_retention_ratio", "group", "topic")), "{{group}} {{topic}}"),),
+                "That age by retention.ms of the topic. At 100 % unread records are deleted.",
             ),
             Panel(
                 "Partitions without a commit",

@@ -64,6 +64,11 @@ class Expressions:
         metric = self._metric(name, "counter", by)
         return _aggregated("sum", by, f"increase({self._selector(metric, name, where)}[{window}])")
 
+    def growth(self, name: str, *by: str, window: str, **where: str) -> str:
+        """What a gauge grows by per second, from all its values in the window."""
+        metric = self._metric(name, "gauge", by)
+        return _aggregated(metric.aggregation or "sum", by, f"deriv({self._selector(metric, name, where)}[{window}])")
+
     def observed(self, name: str, *by: str, **where: str) -> str:
         """How often per second a histogram was observed."""
         metric = self._metric(name, "histogram", by)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from forebay.commands.generate.dashboards import dollars_per_month, put_per_gib
+from forebay.commands.generate.dashboards import dollars_per_month, orphan_growth, put_per_gib
 from forebay.commands.generate.promql import Expressions
 from runtime.telemetry import Metric
 
@@ -121,6 +121,15 @@ def _pace_alerts(e: Expressions) -> Iterator[Alert]:
     )
     behind = e.now("forebay_group_lag_seconds", "cluster", "group", "topic")
     yield Alert("LagSeconds", behind, "> 300", "10m", "warning", "A group has not read records that are older than 5 minutes.")
+    near = e.now("forebay_group_lag_retention_ratio", "cluster", "group", "topic")
+    yield Alert(
+        "RetentionCliff",
+        near,
+        "> 0.7",
+        "10m",
+        "warning",
+        "Retention will delete records that a group has not read: over 70 % of its time is up.",
+    )
     success = e.selector("forebay_compactor_success_age_seconds")
     yield Alert("CompactorStuck", success, "> 600", "15m", "warning", "A compactor has ended no cycle for 10 minutes: its log says why.")
 
@@ -134,6 +143,14 @@ def _data_alerts(e: Expressions) -> Iterator[Alert]:
         "1m",
         "critical",
         "Reads of the object store gave what was not written, and repeating them did not help: data_missing or data_damaged in the log.",
+    )
+    yield Alert(
+        "OrphansGrow",
+        orphan_growth(e, "cluster"),
+        "> 0",
+        "12h",
+        "warning",
+        "Objects that nothing refers to have grown for half a day: the collector deletes less than there is.",
     )
     missing, went_back = e.selector("forebay_gc_missing_objects"), e.selector("forebay_metadata_went_back")
     yield Alert(

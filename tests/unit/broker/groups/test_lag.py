@@ -131,6 +131,28 @@ async def test_a_group_at_the_end_lags_nothing_and_one_behind_it_as_many_records
         assert one.seconds == {("g", "orders"): 40}
 
 
+async def test_a_group_s_age_is_shown_by_the_retention_of_its_topic_and_not_where_a_topic_keeps_all() -> None:
+    async with lagging() as one:
+        configs: dict[str, dict[str, str]] = {
+            "minute": {"retention.ms": "60000"},
+            "endless": {"retention.ms": "-1"},
+            "compacted": {"cleanup.policy": "compact", "retention.ms": "60000"},
+        }
+        for name, given_configs in configs.items():
+            topic = await one.node.topics.create(name, partition_count=1, replication_factor=1, configs=given_configs)
+            one.node.partitions.add(topic.partition(0))
+            one.log.ends[topic.partition(0)] = 0, 10
+            await one.commit("g", {topic.partition(0): 10})
+        await one.sample()
+        assert one.series("forebay_group_lag_retention_ratio") == {("g", "minute"): 0}
+
+        one.log.ends = dict.fromkeys(one.log.ends, (0, 20))
+        await one.sample(after_s=45)
+
+        assert one.seconds == {("g", name): 45 for name in configs}
+        assert one.series("forebay_group_lag_retention_ratio") == {("g", "minute"): 0.75}
+
+
 async def test_an_end_that_stands_still_does_not_make_what_comes_after_it_older() -> None:
     async with lagging() as one:
         partition = (await topic_of(one.node)).partition(0)

@@ -13,7 +13,9 @@ OF_TARGETS: Final = {"cluster", "job", "instance"}
 _TOKENS: Final = re.compile(
     r"""(?P<space>\s+)|(?P<text>"[^"]*")|(?P<range>\[[^\]]*\])|(?P<number>\d+(?:\.\d+)?)|(?P<name>[a-zA-Z_:][\w:]*)|(?P<sign>=~|!=|==|[-+*/<>(),{}=])"""
 )
-_FUNCTIONS: Final = {"sum", "max", "rate", "increase", "delta", "topk", "histogram_quantile", "min_over_time", "clamp_min", "vector", "or"}
+_FUNCTIONS: Final = frozenset(
+    "sum max rate increase delta deriv topk histogram_quantile min_over_time clamp_min vector or".split()  # noqa: SIM905
+)
 _GROUPING: Final = {"by", "without"}
 
 
