@@ -324,6 +324,7 @@ async def open_broker(
             clock=clock,
             telemetry=telemetry,
             interval_s=settings.metrics.lag_interval.total_seconds(),
+            shown=settings.metrics.topics,
         )
         nursery.spawn(group_lag.run(), name="group-lag")
         audit = None

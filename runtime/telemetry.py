@@ -7,6 +7,7 @@ never per record. Values that live elsewhere are asked for when the page is made
 
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
@@ -22,6 +23,12 @@ SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0
 FEWER_SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 FEW_SECONDS_BUCKETS = (0.01, 0.05, 0.25, 1.0, 5.0, 30.0)
 """For something rare, where only the order of magnitude says something."""
+
+SERIES_MAX: Final = 10_000
+"""On a page. Whoever has a series for each of something that clients name has a bound of its own, so that all of them fit."""
+SERIES_IN_A_STEP: Final = 250
+PAUSE_S: Final = 50e-6
+"""Long enough for a thread that waits for the interpreter to get it; `sleep(0)` mostly takes it back at once."""
 
 Aggregation = Literal["sum", "max"]
 SeriesRow = tuple[Sequence[str], float]
@@ -59,7 +66,16 @@ class Metric:
         return kind(self.name, self.documentation, labels=self.labels if labels is None else labels)
 
 
-METRICS_SERIES: Final = Metric("forebay_metrics_series", "Series of this page, this one included", aggregation="sum")
+METRICS_SERIES: Final = Metric(
+    "forebay_metrics_series",
+    "Series of this page, this one included; the page ends after 10,000, and the others are counted alone",
+    aggregation="sum",
+)
+
+
+def pause() -> None:
+    """Let the event loop run, which waits while another thread of this process computes."""
+    time.sleep(PAUSE_S)
 
 
 class Children(dict[K, V]):
@@ -75,13 +91,16 @@ class Children(dict[K, V]):
 
 
 class Registry(CollectorRegistry):
-    """Also says how many series there are."""
+    """Also says how many series there are, and ends after SERIES_MAX of them."""
 
     def collect(self) -> Iterator[Family]:
         series = 1
         for family in super().collect():
+            room = max(0, SERIES_MAX - series)
             series += len(family.samples)
-            yield family
+            family.samples = family.samples[:room]
+            if family.samples:
+                yield family
         own = METRICS_SERIES.family()
         own.add_metric((), series)
         yield own
@@ -140,7 +159,9 @@ class _Table:
 
     def collect(self) -> Iterator[Family]:
         family = self._metric.family(self._labels)
-        for labels, value in self._rows():
+        for number, (labels, value) in enumerate(self._rows(), 1):
             family.add_metric(labels, value)
+            if number % SERIES_IN_A_STEP == 0:
+                pause()
         if family.samples:
             yield family

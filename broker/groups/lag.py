@@ -7,11 +7,11 @@ looked up once a commit; until then, and where that time says less, the first sa
 """
 
 import asyncio
+import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final, NoReturn, Protocol
 
 import structlog
@@ -21,14 +21,14 @@ from broker.groups.loaded import LoadedGroup
 from broker.groups.stored_groups import read_offsets
 from broker.groups.subscriptions import CONSUMER, wanted_by
 from runtime.clock import Clock
-from runtime.telemetry import Metric, SeriesRow, Telemetry
+from runtime.telemetry import SERIES_MAX, Metric, SeriesRow, Telemetry
 from runtime.turns import Turns
 from storage.catalog.groups import GroupHead
 from storage.catalog.topic_configs import retention_ms
 from storage.catalog.topics import Topics
 from storage.errors import Corrupt, NotFound, StorageError
 from storage.log.bounds import Bounds, LogBounds
-from storage.log.traffic import OTHER
+from storage.log.traffic import FOLDED, OTHER, SERIES_OF_A_TOPIC, TOPICS_SHOWN_MAX
 from storage.metadata.port import MetadataStore
 from storage.vocabulary import PartitionId
 
@@ -62,7 +62,14 @@ SCRAPED_WITHIN_S: Final = 60.0
 SAMPLE_WITHIN_S: Final = 60.0
 GROUPS_SAMPLED_MAX: Final = 500
 PARTITIONS_SAMPLED_MAX: Final = 10_000
-GROUP_TOPICS_SHOWN_MAX: Final = 1_000
+GROUP_TOPICS_SHOWN_MAX: Final = 550
+_SERIES_OF_A_GROUP_TOPIC: Final = 4
+_SERIES_OF_OTHERS_MAX: Final = 3_000
+"""For metrics without names of clients: APIs, routes, requests to the stores, stages."""
+assert (
+    TOPICS_SHOWN_MAX * SERIES_OF_A_TOPIC + GROUP_TOPICS_SHOWN_MAX * _SERIES_OF_A_GROUP_TOPIC + GROUPS_SAMPLED_MAX + _SERIES_OF_OTHERS_MAX
+    < SERIES_MAX
+)
 ENDS_AT_ONCE: Final = 250
 ENDS_KEPT_MAX: Final = 240
 """For each partition: an hour of them, if its end moves all the time."""
@@ -179,7 +186,9 @@ class LagSampler:
         clock: Clock,
         telemetry: Telemetry,
         interval_s: float,
+        shown: str | None = None,
     ) -> None:
+        """`shown`: a regular expression that the whole name of a topic with series matches; None: all do."""
         self._metadata = metadata
         self._listed = listed
         self._topics = topics
@@ -187,6 +196,9 @@ class LagSampler:
         self._times = times
         self._clock = clock
         self._interval_s = interval_s
+        self._shown = None if shown is None else re.compile(shown)
+        self._folded = telemetry.counter(FOLDED)
+        self._folded_before = 0
         self._scraped_s = float("-inf")
         self._histories: dict[PartitionId, EndHistory] = {}
         self._looked_up: dict[tuple[PartitionId, int], float] = {}
@@ -239,17 +251,30 @@ class LagSampler:
         by_name = await self._topics.lookup({name for reading in readings for name in reading.wanted})
         ages = await self._ages(readings, await self._ends(partitions), turns)
         lags: dict[GroupTopic, TopicLag] = {}
+        folded = len(groups) - len(readings)
         for reading in readings:
+            by_topic: dict[str, TopicLag] = {}
             for partition in reading.committed:
                 topic = by_id.get(partition.topic_id)
                 if topic is not None:  # else it was deleted, and its offsets go soon
-                    lag = lags.setdefault((reading.group, topic.name), TopicLag(uncommitted=topic.partition_count))
+                    lag = by_topic.setdefault(topic.name, TopicLag(uncommitted=topic.partition_count))
                     _add(lag, ages.get((reading.group, partition)), retention_ms(topic.configs))
                 await turns.spent()
             for name in reading.wanted & by_name.keys():
-                lags.setdefault((reading.group, name), TopicLag(uncommitted=by_name[name].partition_count))
+                by_topic.setdefault(name, TopicLag(uncommitted=by_name[name].partition_count))
+                await turns.spent()
+            for name, lag in by_topic.items():
+                place = reading.group, name if self._shown is None or self._shown.fullmatch(name) else OTHER
+                if place not in lags and len(lags) >= GROUP_TOPICS_SHOWN_MAX:
+                    place, folded = (OTHER, OTHER), folded + 1
+                lags.setdefault(place, TopicLag()).add(lag)
+                await turns.spent()
+        self._folded.inc(max(0, folded - self._folded_before))
+        self._folded_before = folded
         members = {reading.group: reading.members for reading in readings if reading.members is not None}
-        return _Sample(_folded(lags), members, self._clock.monotonic_s())
+        if loaded := [one for one in groups[GROUPS_SAMPLED_MAX:] if isinstance(one, LoadedGroup)]:
+            members[OTHER] = sum(len(one.group.members) for one in loaded)
+        return _Sample(lags, members, self._clock.monotonic_s())
 
     async def _loaded(self, loaded: LoadedGroup, room: int, turns: Turns) -> _Reading:
         group, stored = loaded.group, loaded.stored
@@ -355,14 +380,3 @@ def _add(lag: TopicLag, age: tuple[int, float] | None, kept_ms: int | None) -> N
     lag.seconds = max(lag.seconds, age[1])
     if kept_ms is not None:
         lag.retention_ratio = round(lag.seconds * _MS_PER_S / max(1, kept_ms), 6)
-
-
-def _folded(lags: Mapping[GroupTopic, TopicLag]) -> dict[GroupTopic, TopicLag]:
-    """The first of them, and the others as one."""
-    shown = dict(islice(lags.items(), GROUP_TOPICS_SHOWN_MAX))
-    rest = TopicLag()
-    for lag in islice(lags.values(), GROUP_TOPICS_SHOWN_MAX, None):
-        rest.add(lag)
-    if len(lags) > len(shown):
-        shown[OTHER, OTHER] = rest
-    return shown

@@ -231,7 +231,8 @@ class MetricsSettings:
     topics: Annotated[
         str | None,
         PATTERN_OR_NONE,
-        'a regular expression: topics whose whole name matches have series of their own, at most 1,000; others count as "(other)"; '
+        'a regular expression: topics whose whole name matches have series of their own, at most 1,000; others count as "(other)", '
+        "in the lag of groups, too; "
         "without one all match",
     ] = None
     lag_interval: Annotated[

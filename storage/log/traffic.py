@@ -27,12 +27,15 @@ TOPIC_RECORDS: Final = Metric(
 )
 FOLDED: Final = Metric(
     "forebay_metrics_folded_total",
-    'Partitions that are counted under topic="(other)" because 1,000 other topics have series of their own',
+    'Counted under "(other)" for want of series of their own: partitions of topics beyond 1,000, groups beyond 500, and topics of '
+    "groups beyond 550",
 )
 
 OTHER: Final = "(other)"
 """No topic may be called that."""
 TOPICS_SHOWN_MAX: Final = 1_000
+SERIES_OF_A_TOPIC: Final = 4
+"""Bytes and records, in and out."""
 READ_S: Final = 30.0
 AGAIN_S: Final = 5.0
 

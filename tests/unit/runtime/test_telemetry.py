@@ -3,7 +3,7 @@ import os
 import pytest
 from prometheus_client import generate_latest
 
-from runtime.telemetry import Children, Metric, Telemetry, run_token
+from runtime.telemetry import SERIES_MAX, Children, Metric, Telemetry, run_token
 
 
 def test_counters_and_histograms_say_nothing_of_when_they_were_made() -> None:
@@ -54,6 +54,18 @@ def test_a_table_is_asked_for_its_rows_when_the_page_is_made_and_has_no_family_w
 
     assert b'# TYPE held gauge\nheld{kind="a"} 3.0\n' in page
     assert b'# TYPE things_total counter\nthings_total{kind="a"} 3.0\n' in page
+
+
+def test_a_page_ends_after_so_many_series_and_says_how_many_there_would_be() -> None:
+    telemetry = Telemetry()
+    for name in ("first", "second"):
+        metric = Metric(name, "Much", ("number",), aggregation="sum")
+        telemetry.table(metric, lambda: [((str(number),), 1.0) for number in range(SERIES_MAX - 10)])
+    lines = [line for line in generate_latest(telemetry.registry).decode().splitlines() if not line.startswith("#")]
+
+    assert len(lines) == SERIES_MAX
+    assert sum(line.startswith("second") for line in lines) == 9
+    assert lines[-1] == f"forebay_metrics_series {float(2 * (SERIES_MAX - 10) + 1)}"
 
 
 def test_a_process_has_one_random_token_and_a_fork_has_another() -> None:

@@ -84,20 +84,24 @@ class Lagging:
         return self.series("forebay_group_lag_records")
 
     @property
+    def folded(self) -> float:
+        return self.series("forebay_metrics_folded_total")[()]
+
+    @property
     def seconds(self) -> dict[tuple[str, ...], float]:
         return self.series("forebay_group_lag_seconds")
 
 
 @contextlib.asynccontextmanager
-async def lagging() -> AsyncIterator[Lagging]:
+async def lagging(*, shown: str | None = None) -> AsyncIterator[Lagging]:
     async with world(settings=NEVER_FORGOTTEN) as made:
         node = await made.node(1)
         one = Lagging(made, node, Log(), Telemetry())
-        made.nursery.spawn(sampled(one, node).run(), name="lag")
+        made.nursery.spawn(sampled(one, node, shown=shown).run(), name="lag")
         yield one
 
 
-def sampled(one: Lagging, node: Node) -> LagSampler:
+def sampled(one: Lagging, node: Node, *, shown: str | None = None) -> LagSampler:
     return LagSampler(
         metadata=node.metadata,
         listed=node.coordinator.listed,
@@ -107,6 +111,7 @@ def sampled(one: Lagging, node: Node) -> LagSampler:
         clock=one.made.clock,
         telemetry=one.telemetry,
         interval_s=INTERVAL_S,
+        shown=shown,
     )
 
 
@@ -304,8 +309,10 @@ async def test_many_groups_are_sampled_up_to_a_bound_and_those_with_members_come
         await one.sample()
 
         assert joined.member_id
-        assert one.series("forebay_group_joined_members")["z",] == 1
+        members = one.series("forebay_group_joined_members")
+        assert (members["z",], members["(other)",], len(members)) == (1, 0, GROUPS_SAMPLED_MAX + 1)
         assert len(one.records) == GROUPS_SAMPLED_MAX - 1
+        assert one.folded == 2
 
 
 async def test_many_topics_of_groups_are_shown_up_to_a_bound_and_the_others_together() -> None:
@@ -322,6 +329,19 @@ async def test_many_topics_of_groups_are_shown_up_to_a_bound_and_the_others_toge
         assert len(one.log.looked_up) == LOOK_UPS_MAX
         await one.sample()
         assert len(one.log.looked_up) == 2 * LOOK_UPS_MAX
+        assert one.folded == beyond
+
+
+async def test_topics_that_the_setting_leaves_out_are_one_topic_of_each_group() -> None:
+    async with lagging(shown="orders.*") as one:
+        for number, name in enumerate(("orders-1", "secret-1", "secret-2"), 1):
+            topic = await topic_of(one.node, name, partition_count=2)
+            one.log.ends[topic.partition(0)] = 0, 10 * number
+            await one.commit("g", {topic.partition(0): 0})
+        await one.sample()
+
+        assert one.records == {("g", "orders-1"): 10, ("g", "(other)"): 50}
+        assert one.series("forebay_group_uncommitted_partitions") == {("g", "orders-1"): 1, ("g", "(other)"): 2}
 
 
 async def test_a_group_whose_partitions_do_not_fit_is_left_out_whole_and_those_after_it_are_not() -> None:

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
+import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from process.http.scrape import AGE_MAX_S, MetricsPage, render_json, render_text
 from runtime.blocking import InlineBlocking
+from runtime.telemetry import SERIES_IN_A_STEP
 from tests.unit.process.http.manual_clock import ManualClock
 
 T = TypeVar("T")
@@ -36,6 +38,23 @@ def test_json_has_one_object_per_series_and_null_for_what_it_cannot_write() -> N
 
     assert msgspec.json.decode(seven) == {"series": [{"name": "forebay_test_bytes", "labels": {"kind": "a"}, "value": 7.0}]}
     assert msgspec.json.decode(nan)["series"][0]["value"] is None
+
+
+@pytest.mark.parametrize("render", [render_text, render_json])
+def test_rendering_many_series_pauses_after_each_step_of_them(render: Callable[[CollectorRegistry, Callable[[], None]], bytes]) -> None:
+    registry, pauses = CollectorRegistry(), 0
+    for name in ("one", "two"):
+        gauge = Gauge(name, "A gauge", ("number",), registry=registry)
+        for number in range(2 * SERIES_IN_A_STEP - 1):
+            gauge.labels(str(number)).set(1)
+
+    def pausing() -> None:
+        nonlocal pauses
+        pauses += 1
+
+    render(registry, pausing)
+
+    assert pauses == 3
 
 
 async def test_a_page_is_rendered_at_most_once_a_second_and_concurrent_readers_share_it() -> None:
