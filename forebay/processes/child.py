@@ -42,6 +42,11 @@ class ChildProcess:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def was_started(self) -> bool:
+        """Whether `start` was called, whatever became of it."""
+        return self._process is not None
+
     def start(self) -> None:
         """A session of its own: Ctrl-C reaches this process alone, which then stops the child in order."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -127,21 +132,21 @@ class ChildProcess:
 def is_ready(http_port: int) -> bool:
     """Whether /readyz says so."""
     try:
-        return _get(http_port, "/readyz")[0] == http.client.OK
+        return _get(f"{HOST}:{http_port}", "/readyz")[0] == http.client.OK
     except (OSError, http.client.HTTPException):
         # It does not listen yet.
         return False
 
 
-def metrics_of(http_port: int) -> list[Mapping[str, Any]]:
-    """The series of /metrics.json."""
-    _, body = _get(http_port, "/metrics.json")
+def metrics_of(address: str) -> list[Mapping[str, Any]]:
+    """The series of /metrics.json at `host:port`."""
+    _, body = _get(address, "/metrics.json")
     series: list[Mapping[str, Any]] = json.loads(body)["series"]
     return series
 
 
-def _get(http_port: int, path: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(HOST, http_port, timeout=_ANSWER_WITHIN_S)
+def _get(address: str, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(address, timeout=_ANSWER_WITHIN_S)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

@@ -80,4 +80,4 @@ class BrokerProcess(ChildProcess):
 
     def metrics(self) -> list[Mapping[str, Any]]:
         """The series of /metrics.json."""
-        return metrics_of(self.place.http_port)
+        return metrics_of(f"{HOST}:{self.place.http_port}")

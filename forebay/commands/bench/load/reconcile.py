@@ -122,7 +122,8 @@ class ProcessCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """`logged`: requests by token in the S3 server's access log; None where there is no such server."""
+    """`counts`: None where no broker could be asked. `logged`: requests by token in the S3 server's access log; None where there is no such
+    server."""
 
     sent: Sequence[SentRange]
     acked: Sequence[AckedRange]
@@ -133,7 +134,7 @@ class Evidence:
     groups: Mapping[str, Sequence[SessionEvent]]
     group_topics: Mapping[str, frozenset[str]]
     committed: Mapping[str, Mapping[LoadPartition, int]]
-    counts: Sequence[ProcessCounts]
+    counts: Sequence[ProcessCounts] | None
     logged: Mapping[str, Mapping[RequestKey, int]] | None
     trouble: Sequence[str] = ()
     """What went wrong beside the records: a process that ended by itself, an event that did not happen."""
@@ -147,7 +148,7 @@ class LoadVerdict:
     acked: int
     stored: int
     consumed: Mapping[str, int]
-    puts_counted: int
+    puts_counted: int | None
     puts_after_samples: int
     puts_logged: int | None
     faults: tuple[str, ...]
@@ -166,7 +167,9 @@ class LoadVerdict:
             consumed = f" · consumed {len(read)} × {read[0]:,}"
         else:
             consumed = " · consumed " + ", ".join(f"{self.consumed[group]:,} by {group}" for group in sorted(self.consumed))
-        if self.puts_logged is None:
+        if self.puts_counted is None:
+            puts = "PUT not checked: no broker was asked"
+        elif self.puts_logged is None:
             puts = f"PUT {self.puts_counted:,} (not checked: no S3 server)"
         else:
             late = f" + {self.puts_after_samples:,} after last samples" if self.puts_after_samples else ""
@@ -218,7 +221,7 @@ def reconcile(evidence: Evidence) -> LoadVerdict:
         acked=sum(one.end - one.first for one in evidence.acked),
         stored=sum(run.records for run in evidence.stored),
         consumed=consumed,
-        puts_counted=sum(_puts(one.requests) for one in evidence.counts),
+        puts_counted=None if evidence.counts is None else sum(_puts(one.requests) for one in evidence.counts),
         puts_after_samples=late,
         puts_logged=None if evidence.logged is None else sum(_puts(requests) for requests in evidence.logged.values()),
         faults=faults.all(),
@@ -396,6 +399,9 @@ def _unlike(run: StoredRun, runs: Sequence[StoredRun], offsets: Sequence[int]) -
 
 def _check_appended(evidence: Evidence, faults: _Lines, explained: _Lines) -> None:
     """The brokers' counters of appended records beside the log."""
+    if evidence.counts is None:
+        explained.add("what the brokers count was not compared: the scenario names no HTTP addresses of theirs")
+        return
     stored: Counter[str] = Counter()
     for run in evidence.stored:
         stored[run.topic] += run.records
@@ -421,7 +427,7 @@ def _check_appended(evidence: Evidence, faults: _Lines, explained: _Lines) -> No
 
 def _check_requests(evidence: Evidence, faults: _Lines, explained: _Lines) -> int:
     """The meters beside the access log. Returns the PUTs that ended processes made after their last samples."""
-    if evidence.logged is None:
+    if evidence.logged is None or evidence.counts is None:
         return 0
     late_puts = 0
     for one in evidence.counts:

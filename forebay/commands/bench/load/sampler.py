@@ -5,15 +5,15 @@ import http.client
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from forebay.commands.bench.load.facts import LoadMember, LoadTarget
 from forebay.commands.bench.load.reconcile import ProcessCounts, RequestKey
-from forebay.commands.bench.load.stack import LoadStack, StackMember
 from forebay.processes.child import metrics_of
 from runtime.clock import Clock
 from storage.log.traffic import TOPIC_RECORDS
@@ -51,16 +51,22 @@ class _Life:
     appended: dict[str, int] = field(default_factory=dict)
     requests: dict[RequestKey, int] = field(default_factory=dict)
     at: float = 0.0
+    before: Counter[str] = field(default_factory=Counter)
+    """Records by topic that it had appended when the load began."""
+    requests_before: Counter[RequestKey] = field(default_factory=Counter)
 
 
 class LoadSampler:
     """Samples in a thread of its own, from `start` to `stop`. `sample` may be called beside it."""
 
-    def __init__(self, stack: LoadStack, clients: Mapping[str, int], file: Path, *, every_s: float, clock: Clock) -> None:
-        """`clients`: pids by name, which may grow meanwhile."""
+    def __init__(
+        self, stack: LoadTarget, clients: Mapping[str, int], file: Path, *, topics: Collection[str], every_s: float, clock: Clock
+    ) -> None:
+        """`clients`: pids by name, which may grow meanwhile. `topics`: records of others are not counted."""
         self._stack = stack
         self._clients = clients
         self._file = file
+        self._topics = frozenset(topics)
         self._every_s = every_s
         self._clock = clock
         self._lives: dict[str, _Life] = {}
@@ -69,6 +75,11 @@ class LoadSampler:
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
     def start(self) -> None:
+        """Begin with a sample of a cluster that runs already: it counts from there on."""
+        if any(member.process is None for member in self._stack.facts.members):
+            self.sample()
+            for life in self._lives.values():
+                life.before, life.requests_before = Counter(life.appended), Counter(life.requests)
         self._thread.start()
 
     def stop(self) -> None:
@@ -80,8 +91,8 @@ class LoadSampler:
         answered: set[str] = set()
         silent: list[str] = []
         with self._lock, self._file.open("ab") as file:
-            for member in list(self._stack.members):
-                if member.process.is_running() and not member.is_paused:
+            for member in self._stack.facts.members:
+                if member.is_running() and not member.is_paused:
                     line = self._of_member(member)
                     if line is None:
                         silent.append(member.name)
@@ -98,7 +109,14 @@ class LoadSampler:
         """The last counts of every life of a process, which has ended unless it is among these tokens."""
         going_on = set(alive)
         return [
-            ProcessCounts(life.name, run, run not in going_on, dict(life.appended), dict(life.requests), life.at)
+            ProcessCounts(
+                life.name,
+                run,
+                run not in going_on,
+                {topic: records - life.before[topic] for topic, records in life.appended.items()},
+                {key: count - life.requests_before[key] for key, count in life.requests.items()},
+                life.at,
+            )
             for run, life in self._lives.items()
         ]
 
@@ -107,11 +125,11 @@ class LoadSampler:
             self.sample()
             self._is_over.wait(self._every_s)
 
-    def _of_member(self, member: StackMember) -> dict[str, Any] | None:
+    def _of_member(self, member: LoadMember) -> dict[str, Any] | None:
         """None where it does not answer: it may be about to end."""
         asked_at = self._clock.monotonic_s()
         try:
-            series = metrics_of(member.http_port)
+            series = metrics_of(member.http)
         except (OSError, http.client.HTTPException, ValueError, KeyError):
             return None
         run = next((str(one["labels"]["run"]) for one in series if one["name"] == "forebay_build_info"), "")
@@ -119,7 +137,7 @@ class LoadSampler:
         life.appended = {
             str(one["labels"]["topic"]): int(one["value"])
             for one in series
-            if one["name"] == TOPIC_RECORDS.name and one["labels"]["direction"] == "in" and one["value"]
+            if one["name"] == TOPIC_RECORDS.name and one["labels"]["direction"] == "in" and one["labels"]["topic"] in self._topics
         }
         life.requests = _requests(series)
         life.at = asked_at - METRICS_AGE_MAX_S
@@ -127,7 +145,7 @@ class LoadSampler:
             "at": self._clock.monotonic_s(),
             "name": member.name,
             "run": run,
-            **_process(member.process.pid),
+            **({} if member.process is None else _process(member.process.pid)),
             "dollars": sum(one["value"] for one in series if one["name"] == _DOLLARS),
             "metrics": {_named(one): one["value"] for one in series if one["value"] and not one["name"].endswith("_bucket")},
         }

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from forebay.commands.bench.load.routing import CLIENT, LEAST_IN_FLIGHT, OWNERS, ROUND_ROBIN
 from forebay.commands.bench.settings import Compression
 from forebay.kafka_client.durations import parse_duration_ms
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
@@ -40,13 +41,17 @@ SERVICES: Final = "services"
 DISK: Final = "disk"
 MEMORY: Final = "memory"
 STORES: Final = (SERVICES, DISK, MEMORY)
+RUNNING: Final = "running"
+"""The stores of a cluster that runs already are its own."""
 LIBRDKAFKA: Final = "librdkafka"
 HTTP: Final = "http"
-PER_BROKER: Final = ("kill", "stop", "pause")
+PER_BROKER: Final = ("kill", "stop", "pause", "drain")
 OF_SERVICES: Final = ("s3_away", "oxia_away")
 EVENTS: Final = (*PER_BROKER, "roll", "add_broker", *OF_SERVICES)
 
 _OWN_SETTINGS: Final = ("storage.url", "metadata.url", "kafka.listeners", "kafka.advertised_listeners", "http.listen", "broker.rack")
+_ADDRESS: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
+_PORT_MAX: Final = 65_535
 _NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
 _NAME_SHOWN_MAX: Final = 100
 _DEPTH_MAX: Final = 3
@@ -152,10 +157,18 @@ def seconds(given: Any) -> float:
     return float(given)
 
 
-def routing_mode(given: Any) -> str:
-    if given == "owners":
-        raise ValueError("owners is not built: write client, which leaves the choice of a broker to the client library")
-    return str(one_of("client")(given))
+def addresses(given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list) or not given or not all(isinstance(one, str) and _ADDRESS.fullmatch(one) for one in given):
+        raise ValueError("write a list of HOST:PORT, for example [127.0.0.1:9092]")
+    if any(not 1 <= int(one.rpartition(":")[2]) <= _PORT_MAX for one in given):
+        raise ValueError(f"a port is a number from 1 to {_PORT_MAX:,}")
+    if len(given) > BROKERS_MAX:
+        raise ValueError(f"name {BROKERS_MAX} brokers at most")
+    return tuple(given)
+
+
+def no_addresses(given: Any) -> tuple[str, ...]:
+    return addresses(given) if given else ()
 
 
 def moment(given: Any) -> "Moment":
@@ -202,10 +215,18 @@ class LoadStores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadCluster:
+    """Either brokers to start, or the `addresses` of a cluster that runs already, with the `http` addresses of all its brokers."""
+
     brokers: int = key(whole(1, BROKERS_MAX), 1)
     zones: tuple[str, ...] = key(zones, ())
     compactors: int = key(whole(0, 4), 0)
     settings: Mapping[str, str] = key(texts)
+    addresses: tuple[str, ...] = key(no_addresses, ())
+    http: tuple[str, ...] = key(no_addresses, ())
+
+    @property
+    def runs_already(self) -> bool:
+        return bool(self.addresses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,12 +267,17 @@ class LoadGroup:
     topics: tuple[str, ...] = key(names)
     start: str = key(one_of("start"), "start")
     commit: str = key(one_of("each", "auto"), "each")
-    client: str = key(one_of(LIBRDKAFKA), LIBRDKAFKA)
+    client: str = key(one_of(LIBRDKAFKA, HTTP), LIBRDKAFKA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRouting:
-    mode: str = key(routing_mode, "client")
+    """`k`, `pick` and `seed` count with `mode: owners` alone."""
+
+    mode: str = key(one_of(CLIENT, OWNERS), CLIENT)
+    k: int = key(whole(1, BROKERS_MAX), 2)
+    pick: str = key(one_of(ROUND_ROBIN, LEAST_IN_FLIGHT), ROUND_ROBIN)
+    seed: int = key(whole(0, 2**31 - 1), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +302,7 @@ class LoadEvent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     name: str = key(text_like(_NAME, "a name of letters, digits, dots, dashes and underscores"))
-    stores: LoadStores = section(LoadStores)
+    stores: LoadStores = section(LoadStores, LoadStores(kind=RUNNING))
     cluster: LoadCluster = section(LoadCluster, LoadCluster(settings={}))
     topics: tuple[LoadTopic, ...] = sections(LoadTopic, least=1)
     producers: tuple[LoadProducers, ...] = sections(LoadProducers, least=1)
@@ -354,7 +380,7 @@ def _plain(value: Any, place: str) -> Any:
         found = {}
         for one in dataclasses.fields(value):
             held = getattr(value, one.name)
-            if held is None and one.name != "rate":
+            if (held is None and one.name != "rate") or held == LoadStores(kind=RUNNING):
                 continue
             found[_RENAMED.get((place, one.name), one.name)] = _plain(held, one.name)
         return found
@@ -504,6 +530,7 @@ class _Reading:
 def _inconsistencies(scenario: Scenario) -> Iterator[tuple[object, str]]:
     """What no single value can show."""
     cluster, kind = scenario.cluster, scenario.stores.kind
+    yield from _wrong_with_stores(scenario)
     if kind == MEMORY and (cluster.brokers > 1 or cluster.compactors):
         yield cluster, "stores.kind memory is that of one process: write brokers: 1 and compactors: 0, or kind: disk"
     if cluster.zones and len(cluster.zones) > cluster.brokers:
@@ -533,12 +560,46 @@ def _inconsistencies(scenario: Scenario) -> Iterator[tuple[object, str]]:
             yield producers, f"producers.records is less than the {producers.count} producers that share them"
         if producers.client == HTTP and producers.linger_ms != 5:
             yield producers, "producers.linger_ms is librdkafka's: leave it out with client: http"
+    yield from _wrong_with_http(scenario)
     if all(entry.rate is None for entry in scenario.producers):
         for phase in scenario.phases:
             if phase.rate_factor != 1:
                 yield phase, "phases.rate_factor has nothing to multiply: give the producers a rate"
-    for event in scenario.events:
+    for event in () if cluster.runs_already else scenario.events:
         yield from ((event, wrong) for wrong in _wrong_with(event, scenario))
+
+
+def _wrong_with_stores(scenario: Scenario) -> Iterator[tuple[object, str]]:
+    cluster = scenario.cluster
+    if not cluster.runs_already:
+        if scenario.stores.kind == RUNNING:
+            yield scenario, f"the scenario has no stores, and needs one: write stores: {{kind: {DISK}}}"
+        if cluster.http:
+            yield cluster, "cluster.http belongs to cluster.addresses: name both, or none"
+        return
+    if scenario.stores.kind != RUNNING:
+        yield scenario.stores, "stores are those of the cluster that runs at cluster.addresses: leave stores out"
+    if cluster != LoadCluster(settings={}, addresses=cluster.addresses, http=cluster.http):
+        yield cluster, "cluster.addresses name a cluster that runs: leave brokers, zones, compactors and settings out"
+    for event in scenario.events:
+        yield event, f"events: {event.do} needs a cluster that the load starts itself: leave it out, or leave cluster.addresses out"
+
+
+def _wrong_with_http(scenario: Scenario) -> Iterator[tuple[object, str]]:
+    """What routes, and what speaks HTTP, needs to know where."""
+    cluster, routing = scenario.cluster, scenario.routing
+    entries: tuple[LoadProducers | LoadGroup, ...] = (*scenario.producers, *scenario.consumers)
+    for entry in entries:
+        if entry.client == HTTP and cluster.runs_already and not cluster.http:
+            yield entry, "client: http needs to know where: write the HTTP addresses of all brokers to cluster.http"
+    if routing.mode == CLIENT:
+        return
+    for producers in scenario.producers:
+        if producers.client != HTTP:
+            yield producers, "routing.mode owners names the broker of each request, which librdkafka chooses itself: write client: http"
+    brokers = len(cluster.http) if cluster.runs_already else cluster.brokers
+    if routing.k > brokers:
+        yield routing, f"routing.k {routing.k} is more than the {brokers} brokers"
 
 
 def _wrong_with(event: LoadEvent, scenario: Scenario) -> Iterator[str]:
@@ -557,5 +618,8 @@ def _wrong_with(event: LoadEvent, scenario: Scenario) -> Iterator[str]:
         yield f"events: {event.do} has no duration: leave for out"
     if event.do in OF_SERVICES and scenario.stores.kind != SERVICES:
         yield f"events: {event.do} needs stores.kind services"
+    for setting in ("http.log_api", "http.allow_writes"):
+        if event.do == "drain" and setting in scenario.cluster.settings:
+            yield f"events: drain asks by HTTP: leave {setting} out of cluster.settings"
     if scenario.stores.kind == MEMORY and event.do != "pause":
         yield f"events: with stores.kind memory nothing is left after {event.do}: write kind: disk"

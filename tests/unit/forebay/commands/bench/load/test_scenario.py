@@ -104,7 +104,7 @@ producers:
   - {topics: [load], records: 0, size: huge, recods: 4}
 events:
   - {at: soon, do: explode}
-routing: {mode: owners}
+routing: {mode: nearest}
 name: again
 """
 
@@ -125,7 +125,7 @@ name: again
         ("11", "name"),
     ]
     assert found[1] == 's.yaml:2: stores.kind "discs" is not allowed: write services, disk or memory.'
-    assert "did you mean brokers? allowed here: brokers, zones, compactors, settings." in found[2]
+    assert "did you mean brokers? allowed here: brokers, zones, compactors, settings, addresses, http." in found[2]
     assert "did you mean records?" in found[7]
     assert found[9].endswith(f"write {', '.join(EVENTS[:-1])} or {EVENTS[-1]}.")
 
@@ -218,6 +218,10 @@ def test_sections_that_repeat_each_other_by_alias_are_bounded(tmp_path: Path) ->
         ("events: [{at: 1s, do: add_broker, for: 1s}]", 5, "add_broker has no duration"),
         ("events: [{at: 1s, do: s3_away, for: 1s}]", 5, "s3_away needs stores.kind services"),
         ("phases: [{seconds: 5, rate_factor: 2}]", 5, "give the producers a rate"),
+        ("routing: {mode: owners, k: 1}", 4, "routing.mode owners names the broker of each request"),
+        ("cluster: {http: [127.0.0.1:8070]}", 5, "cluster.http belongs to cluster.addresses"),
+        ("cluster: {brokers: 2, settings: {http.allow_writes: no}}\nevents: [{at: 1s, do: drain, target: 1}]", 6, "drain asks by HTTP"),
+        ("events: [{at: 1s, do: drain}]", 5, "drain needs a target"),
     ],
 )
 def test_what_does_not_go_together_is_refused(added: str, line: int, words: str, tmp_path: Path) -> None:
@@ -225,6 +229,57 @@ def test_what_does_not_go_together_is_refused(added: str, line: int, words: str,
 
     assert mistake.startswith(f"s.yaml:{line}: ")
     assert words in mistake
+
+
+RUNNING = """\
+name: there
+cluster: {addresses: [10.0.0.1:9092, "[::1]:9092"], http: [10.0.0.1:8070, "[::1]:8070"]}
+topics: [{name: load}]
+producers: [{topics: [load], records: 5, client: http}]
+routing: {mode: owners, k: 2, pick: least_in_flight}
+"""
+
+
+def test_a_cluster_that_runs_already_is_named_by_its_addresses_and_needs_no_stores(tmp_path: Path) -> None:
+    scenario = read(tmp_path, RUNNING)
+
+    assert scenario.cluster.runs_already
+    assert scenario.cluster.addresses == ("10.0.0.1:9092", "[::1]:9092")
+    assert (scenario.routing.mode, scenario.routing.k, scenario.routing.pick, scenario.routing.seed) == ("owners", 2, "least_in_flight", 1)
+    assert read(tmp_path, written_out(scenario)) == scenario
+    assert scenario.shortened().cluster == scenario.cluster
+
+
+@pytest.mark.parametrize(
+    ("changed", "into", "line", "words"),
+    [
+        ("name: there", "name: there\nstores: {kind: disk}", 2, "stores are those of the cluster that runs"),
+        ("cluster: {", "cluster: {brokers: 2, ", 2, "leave brokers, zones, compactors and settings out"),
+        ("k: 2", "k: 3", 5, "routing.k 3 is more than the 2 brokers"),
+        ("routing", "events:\n  - {at: 1s, do: kill, target: 1}\nrouting", 6, "kill needs a cluster that the load starts itself"),
+        ("routing", "events:\n  - {at: 1s, do: roll}\nrouting", 6, "roll needs a cluster that the load starts itself"),
+        ("10.0.0.1:9092", "10.0.0.1", 2, "write a list of HOST:PORT"),
+        ("10.0.0.1:9092", "10.0.0.1:99999", 2, "a port is a number from 1 to 65,535"),
+    ],
+)
+def test_what_a_cluster_that_runs_already_cannot_have_is_refused(changed: str, into: str, line: int, words: str, tmp_path: Path) -> None:
+    (mistake,) = mistakes(tmp_path, RUNNING.replace(changed, into, 1))
+
+    assert mistake.startswith(f"s.yaml:{line}: ")
+    assert words in mistake
+
+
+def test_clients_by_http_of_a_cluster_that_runs_already_need_its_http_addresses(tmp_path: Path) -> None:
+    (first, second) = mistakes(tmp_path, RUNNING.replace(', http: [10.0.0.1:8070, "[::1]:8070"]', ""))
+
+    assert first.startswith("s.yaml:4: client: http needs to know where")
+    assert second.startswith("s.yaml:5: routing.k 2 is more than the 0 brokers")
+
+
+def test_a_scenario_without_stores_or_addresses_is_refused(tmp_path: Path) -> None:
+    (mistake,) = mistakes(tmp_path, SMALL.replace("stores: {kind: disk}\n", ""))
+
+    assert mistake == "s.yaml:1: the scenario has no stores, and needs one: write stores: {kind: disk}."
 
 
 @pytest.mark.parametrize("config", ["cleanup.policy: compact", "retention.ms: 1"])
