@@ -110,9 +110,10 @@ def _forebay(words: list[str]) -> str | None:
             if option not in known | {"-h", "--help"}:
                 return f"{path} has no option {option}"
         elif commands_below := getattr(command, "commands", None):
-            if word not in commands_below:
+            named = word if word in commands_below else getattr(command, "default_command", word)
+            if named not in commands_below:
                 return f"{path} has no command {word}"
-            command, path = commands_below[word], f"{path} {word}"
+            command, path = commands_below[named], f"{path} {named}"
     return None
 
 

@@ -55,17 +55,20 @@ def test_the_short_form_reconciles_three_brokers_of_which_one_is_killed(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_producers_by_http_are_reconciled_too_while_brokers_roll(tmp_path: Path) -> None:
+def test_clients_by_http_are_reconciled_too_while_brokers_roll(tmp_path: Path) -> None:
     verdict = run(
         tmp_path,
         cluster={"brokers": 2},
         producers=[{"topics": ["t"], "records": 6_000, "size": "tweet", "client": "http", "keys": "zipf:50"}],
-        consumers=[{"group": "g", "topics": ["t"], "commit": "auto"}],
+        consumers=[
+            {"group": "g", "topics": ["t"], "commit": "auto"},
+            {"group": "h", "count": 2, "topics": ["t"], "client": "http", "commit": "auto"},
+        ],
         events=[{"at": "10%", "do": "roll"}],
     )
 
     assert verdict.faults == ()
-    assert (verdict.intent, verdict.acked, verdict.stored, verdict.consumed) == (6_000, 6_000, 6_000, {"g": 6_000})
+    assert (verdict.intent, verdict.acked, verdict.stored, verdict.consumed) == (6_000, 6_000, 6_000, {"g": 6_000, "h": 6_000})
 
 
 @pytest.mark.slow

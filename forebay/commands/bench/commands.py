@@ -1,9 +1,7 @@
 """`forebay bench …`. The result on stdout, talk on stderr; what a command needs is imported when it runs."""
 
-import enum
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -27,6 +25,7 @@ from forebay.commands.bench.arguments import (
     TopicToReadOption,
     WarmUpOption,
 )
+from forebay.commands.bench.load.commands import load
 from forebay.commands.bench.settings import (
     PARTITIONS,
     RECORD_BYTES,
@@ -42,7 +41,7 @@ from forebay.commands.bench.settings import (
     warm_up_records,
 )
 from forebay.commands.topic.arguments import Configs, ReplicationFactor
-from forebay.kafka_client.failures import EXIT_FAILED, failures_reported
+from forebay.kafka_client.failures import failures_reported
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT,
@@ -55,16 +54,9 @@ from forebay.kafka_client.options import (
     open_connection,
     pairs,
 )
-from forebay.kafka_client.text import printable
 
 if TYPE_CHECKING:
     from forebay.commands.bench.running import BenchRun
-
-
-class LoadStoresKind(enum.StrEnum):
-    SERVICES = "services"
-    DISK = "disk"
-    MEMORY = "memory"
 
 
 bench = typer.Typer(
@@ -74,6 +66,7 @@ bench = typer.Typer(
     epilog="Values are random bytes, made before the clock starts, so that compression gains nothing. The client is librdkafka under "
     "Python: for small records it may be the limit, not the broker. It is when its CPU takes about as long as the load.",
 )
+bench.add_typer(load, name="load")
 
 
 @bench.command()
@@ -258,31 +251,6 @@ def requests(
             warm_up=warm_up_records(records) if warm_up is None else warm_up,
         )
         run_requests(run, load)
-
-
-@bench.command()
-def load(
-    file: Annotated[Path, typer.Argument(help="The scenario: YAML or JSON.", metavar="FILE")],
-    short: Annotated[bool, typer.Option("--short", help="A fiftieth of the records on embedded stores: seconds.")] = False,
-    stores: Annotated[LoadStoresKind | None, typer.Option("--stores", help="Use these stores, whatever the scenario says.")] = None,
-    out: Annotated[Path, typer.Option("--out", help="Make the folder of the run below this one.", metavar="DIR")] = Path("runs"),
-    quiet: Quiet = False,
-) -> None:
-    """Load a cluster while brokers fail, then reconcile everything.
-
-    The scenario says which brokers run, who produces and consumes, and which of them is killed when. Afterwards an independent reader finds
-    what is stored. It is compared with what producers sent and were acknowledged, with what groups read and committed, and with what
-    brokers and the S3 server counted. Exit code 1 names the partitions and offsets that do not agree.
-    """
-    with failures_reported():
-        from forebay.commands.bench.load.running import run_load
-
-        verdict = run_load(file, is_short=short, stores=stores and stores.value, out=out, terminal=Terminal(quiet=quiet))
-        for line in verdict.faults:
-            typer.echo(printable(line), err=True)
-        typer.echo(verdict.line())
-        if not verdict.is_good:
-            raise typer.Exit(EXIT_FAILED)
 
 
 def _terminal(output: Output, *, quiet: bool, as_json: bool) -> Terminal:

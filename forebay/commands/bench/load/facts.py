@@ -1,15 +1,18 @@
 """A cluster of a load as `stack.json` tells it: enough for another command to find every process, and to know that it is still the same."""
 
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from forebay.commands.bench.load.scenario import LoadEvent
+from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed
 
 STACK_FILE: Final = "stack.json"
+CLIENTS_FILE: Final = "clients.json"
 _PROC: Final = Path("/proc")
 _ASK_WITHIN_S: Final = 5.0
 
@@ -75,7 +78,7 @@ class LoadTarget(Protocol):
     def facts(self) -> StackFacts:
         """As things stand now."""
 
-    def logged(self) -> Sequence[object] | None:
+    def logged(self) -> Sequence[Any] | None:
         """The lines of the S3 server's access log; None where there is no such server."""
 
     def begin(self, event: LoadEvent) -> None:
@@ -99,6 +102,28 @@ def write_facts(folder: Path, facts: StackFacts) -> None:
     fresh = folder / f".{STACK_FILE}"
     fresh.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n")
     fresh.replace(folder / STACK_FILE)
+
+
+def read_facts(folder: Path) -> StackFacts:
+    """Raise `ClientFailed` if there is no run, or its file is none of ours."""
+    file = folder / STACK_FILE
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=StackFacts)
+    except FileNotFoundError as error:
+        raise ClientFailed(
+            f"{folder} is no run: it has no {STACK_FILE}. Begin one: forebay bench load up {folder} FILE", exit_code=EXIT_NOT_FOUND
+        ) from error
+    except msgspec.MsgspecError as error:
+        raise ClientFailed(f"{file} is not what forebay bench load wrote: {error}. Name the folder of a run.") from error
+
+
+def read_clients(folder: Path) -> list[LoadProcess]:
+    """The command that loads the cluster, unless it is this process, and its clients; nothing before that."""
+    try:
+        found = msgspec.json.decode((folder / CLIENTS_FILE).read_bytes(), type=list[LoadProcess])
+    except (OSError, msgspec.MsgspecError):
+        return []
+    return [one for one in found if one.pid != os.getpid()]
 
 
 def process_facts(name: str, pid: int | None) -> LoadProcess:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 from confluent_kafka import libversion as librdkafka_version
 
+from forebay.commands.bench.load.facts import CLIENTS_FILE, STACK_FILE
 from forebay.commands.bench.load.reconcile import (
     AckedRange,
     DoubtfulRange,
@@ -31,7 +32,7 @@ SCENARIO_FILE: Final = "scenario.yaml"
 SUMMARY_FILE: Final = "summary.json"
 ENVIRONMENT_FILE: Final = "environment.json"
 FILES: Final = (
-    *("stack.json", SCENARIO_FILE, "versions.json", ENVIRONMENT_FILE, "routing.json", "logs", "samples.jsonl", "client.jsonl"),
+    *(STACK_FILE, CLIENTS_FILE, SCENARIO_FILE, "versions.json", ENVIRONMENT_FILE, "routing.json", "logs", "samples.jsonl", "client.jsonl"),
     *("intents", "consumed", "stored.jsonl", "remaps.jsonl", "events.jsonl", SUMMARY_FILE, "index.html"),
 )
 _ENVIRONMENT: Final = ("LANG", "LC_ALL", "TZ", "PYTHONPATH", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "UV_PYTHON", "GOMAXPROCS", "CI")

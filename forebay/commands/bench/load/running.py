@@ -1,6 +1,7 @@
 """A load from its scenario to its verdict. Everything that is known of it is in a folder of its own, which stays."""
 
 import contextlib
+import os
 import shutil
 import threading
 import time
@@ -16,7 +17,16 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from forebay.commands.bench.load.clients import LoadClient, TaskMaker, idempotent_producers, let_go, tell_brokers, value_sizes
-from forebay.commands.bench.load.facts import LoadMember, LoadTarget, StackFacts, brokers_of, live_brokers, write_facts
+from forebay.commands.bench.load.facts import (
+    CLIENTS_FILE,
+    LoadMember,
+    LoadTarget,
+    StackFacts,
+    brokers_of,
+    live_brokers,
+    process_facts,
+    write_facts,
+)
 from forebay.commands.bench.load.folder import (
     FILES,
     SUMMARY_FILE,
@@ -163,6 +173,8 @@ class LoadRun:
             sampler.start()
             consumers = [self._client(task, closing) for task in tasks.consumers(target.facts)]
             producers = [self._client(task, closing) for task in tasks.producers(target.facts, schedule)]
+            known = [process_facts("load", os.getpid()), *(process_facts(name, pid) for name, pid in self._pids.items())]
+            write_json(self._folder / CLIENTS_FILE, known)
             brokers = len(brokers_of(target.facts)) or "the"
             self._terminal.say(f"{len(producers)} producers and {len(consumers)} consumers on {brokers} brokers: {self._folder}")
             self._drive(target, sampler, producers, schedule)
