@@ -30,7 +30,7 @@ $(VENV)/.runtime: pyproject.toml uv.lock | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml uv.lock | $(BIN)/python
-	@$(UV_SYNC) --group dev --extra pipeline
+	@$(UV_SYNC) --group dev --extra pipeline --extra otel
 	@touch $@ $(VENV)/.runtime
 
 # Every worker of a parallel run reads all tests before its first: they find them compiled, which takes three times as long as reading them.

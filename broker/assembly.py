@@ -49,6 +49,7 @@ from process.settings.ports import cannot_listen
 from process.settings.urls import is_memory, is_shared, without_secrets
 from process.store_clocks import MetadataClock, ObjectClock, StoreClocks, Timed
 from process.store_watch import StoreWatch
+from process.tracing import sending_traces
 from runtime.blocking import ThreadBlocking
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
@@ -67,11 +68,13 @@ from storage.log.append import Appender
 from storage.log.batcher import FlushSettings
 from storage.log.inline import InlineSettings
 from storage.log.parts import open_log
+from storage.log.tracing import BatchTrace, Tracing
 from storage.log.traffic import TopicTraffic
 from storage.log.writers import BrokerEpoch
 from storage.objects.requests import caused_by
 from storage.opening import Stores, open_shared_blocks, open_stores
 from storage.outcomes import StoreOutcomes
+from storage.vocabulary import TopicId
 
 TAIL_SHARE: Final = 3 / 8
 BLOCKS_SHARE: Final = 3 / 8
@@ -264,6 +267,8 @@ async def open_broker(
         nursery.spawn(topics.watch(), name="topics-watch")
         traffic = TopicTraffic(find=topics.find_id, shown=settings.metrics.topics, telemetry=telemetry)
         nursery.spawn(traffic.run(opened.metadata, topics.lookup_now), name="topic-traffic")
+        send = await closing.enter_async_context(sending_traces(settings.tracing, version=forebay_version(), telemetry=telemetry))
+        tracing = None if send is None else _traced(send, settings, topics, clock)
         parts = open_log(
             metadata=opened.metadata,
             objects=opened.objects,
@@ -288,6 +293,7 @@ async def open_broker(
             former=topics.former,
             traffic=traffic,
             shared=shared,
+            tracing=tracing,
         )
         closing.callback(parts.appender.stop)
         lost.add_done_callback(lambda told: parts.refuse(told.result()))
@@ -373,6 +379,7 @@ async def open_broker(
                 recompression=recompression,
                 clock=clock,
                 reads_records=settings.kafka.validate_records == "full",
+                tracing=tracing,
             ),
             fetch_handler=fetching,
             leaving=leaving,
@@ -556,3 +563,12 @@ async def _begun(life: RegisteredLife) -> BrokerEpoch:
         raise StartError(str(error), exit_code=EXIT_USAGE) from error
     except StorageError as error:
         raise StartError(f"cannot register: {error}", exit_code=EXIT_UNREACHABLE) from error
+
+
+def _traced(send: Callable[[BatchTrace], None], settings: Settings, topics: Topics, clock: Clock) -> Tracing:
+    def name_of(topic_id: TopicId) -> str:
+        topic = topics.find_id(topic_id)
+        return str(topic_id) if topic is None else topic.name
+
+    chance = random.Random(os.urandom(16))  # noqa: S311 - for sampling
+    return Tracing(send, ratio=settings.tracing.sample_ratio, name_of=name_of, clock=clock, chance=chance)

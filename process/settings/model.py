@@ -22,6 +22,7 @@ from process.settings.sections import (
     MetricsSettings,
     ShutdownSettings,
     StorageSettings,
+    TracingSettings,
 )
 from process.settings.urls import scheme_of
 
@@ -74,6 +75,7 @@ class Settings:
     metrics: MetricsSettings
     compactor: CompactorSettings
     cost: CostSettings
+    tracing: TracingSettings
     shutdown: ShutdownSettings
     log: LogSettings
 

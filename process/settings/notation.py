@@ -134,6 +134,22 @@ def _dollars_or_none(value: object) -> float | None:
     return float(text)
 
 
+def _http_url_or_none(value: object) -> str | None:
+    text = str(value or "").strip()
+    if text and not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#\s]*)?", text):
+        raise ValueError("is not a URL of HTTP: write for example http://127.0.0.1:4318/v1/traces")
+    return text or None
+
+
+def _ratio(value: object) -> float:
+    text = str(value).strip()
+    if isinstance(value, bool) or not re.fullmatch(r"\d(\.\d{1,9})?", text):
+        raise ValueError("is not a share: write for example 0.01")
+    if float(text) > 1:
+        raise OutOfRangeError("must be between 0 and 1")
+    return float(text)
+
+
 def _flag(value: object) -> bool:
     word = str(value).strip().lower()
     if word in _TRUE or word in _FALSE:
@@ -199,6 +215,8 @@ NAMES: Final = Notation("names", _names, ",".join)
 LABELS: Final = Notation("name=value,...", _labels, lambda value: ",".join(f"{name}={text}" for name, text in value))
 PATTERN_OR_NONE: Final = Notation("regular expression", _pattern_or_none, lambda value: value or "")
 DOLLARS_OR_NONE: Final = Notation("dollars", _dollars_or_none, lambda value: "" if value is None else f"{value:.2f}".removesuffix(".00"))
+HTTP_URL_OR_NONE: Final = Notation("URL", _http_url_or_none, lambda value: value or "")
+RATIO: Final = Notation("0 to 1", _ratio, lambda value: f"{value:.9f}".rstrip("0").rstrip("."))
 FLAG: Final = Notation("true | false", _flag, lambda value: "true" if value else "false")
 
 

@@ -13,9 +13,11 @@ from process.settings.notation import (
     DOLLARS_OR_NONE,
     FLAG,
     FOLDER_OR_NONE,
+    HTTP_URL_OR_NONE,
     LABELS,
     NAMES,
     PATTERN_OR_NONE,
+    RATIO,
     TEXT_OR_NONE,
     count,
     duration,
@@ -308,6 +310,17 @@ class CostSettings:
     budget_per_month: Annotated[
         float | None, DOLLARS_OR_NONE, "dollars that object storage of the whole cluster may cost a month before an alert says so"
     ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracingSettings:
+    endpoint: Annotated[
+        str | None,
+        HTTP_URL_OR_NONE,
+        "where traces of produced batches are sent, by OTLP over HTTP (the extra otel): a collector's URL, with the path /v1/traces if it "
+        "has none; without one there are no traces",
+    ] = None
+    sample_ratio: Annotated[float, RATIO, "the share of produced batches that are traced"] = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,7 @@ from storage.log.inline import (
 )
 from storage.log.lane import Commit, InFlight, enter, join, note_larger
 from storage.log.partition import PartitionLog
+from storage.log.tracing import Tracing
 from storage.log.upload import Uploader
 from storage.log.upload_places import UploadPlace, UploadPlaces
 from storage.log.writers import BrokerEpoch
@@ -109,8 +110,10 @@ class Appender:
         clock: Clock,
         nursery: Nursery,
         telemetry: Telemetry,
+        tracing: Tracing | None = None,
     ) -> None:
-        """`may_write_inline`: whether every broker can read inline entries by now."""
+        """`may_write_inline`: whether every broker can read inline entries by now. `tracing` hears of flushes."""
+        self._tracing = tracing
         self._settings = settings
         self._inline = inline
         self._may_write_inline = may_write_inline
@@ -364,6 +367,8 @@ class Appender:
     async def _flush(self, flush: Flush, place: UploadPlace) -> None:
         CAUSE.set("flush")
         began_s = self._clock.monotonic_s()
+        if self._tracing is not None:
+            self._tracing.note_sealed(flush.commits, object_key(flush.object_id), began_s)
         try:
             try:
                 self._waiting[flush] = None
@@ -380,6 +385,8 @@ class Appender:
                 committing.note_stored()
             del committing  # it holds the bytes, and goes with the commits
             self._stage_s["put"].observe(uploaded_s - began_s)
+            if self._tracing is not None:
+                self._tracing.note_stored(flush.commits, uploaded_s)
             await self._committer.run(flush.commits)
             self._stage_s["commit"].observe(self._clock.monotonic_s() - uploaded_s)
         except StorageError as error:

@@ -44,6 +44,8 @@ class Append:
     remaining: int
     arrived: int = -1
     """How many losses there were when it arrived (storage/log/lane.py); -1: its batches go into the log in the turn they arrive in."""
+    began_s: float = 0.0
+    """When its batches arrived, by the monotonic clock; 0 unless some may be traced."""
 
     def settle(self, index: int, result: Appended | StorageError) -> None:
         if self.results[index] is not None:

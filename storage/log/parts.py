@@ -26,6 +26,7 @@ from storage.log.partition import Partitions
 from storage.log.read import Reader
 from storage.log.tail import TailCache
 from storage.log.time_search import TimeSearch
+from storage.log.tracing import Tracing
 from storage.log.traffic import TopicTraffic
 from storage.log.trim import Trimmer
 from storage.log.unknown_producers import Former, UnknownProducers, no_former
@@ -75,6 +76,7 @@ def open_log(
     former: Former = no_former,
     traffic: TopicTraffic | None = None,
     shared: SharedBlocks | None = None,
+    tracing: Tracing | None = None,
 ) -> LogParts:
     """`walking` runs what goes through records one by one; None: where it is asked for.
 
@@ -119,6 +121,7 @@ def open_log(
         clock=clock,
         nursery=nursery,
         telemetry=telemetry,
+        tracing=tracing,
     )
     index = EntryIndex(metadata=metadata, control_reads=control_reads)
     damage = Damage(clock=clock, telemetry=telemetry)

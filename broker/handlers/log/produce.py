@@ -27,6 +27,7 @@ from storage.errors import Corrupt, NotFound, StorageError, Unavailable, without
 from storage.log.append import Appender
 from storage.log.batch import Append, Appended, Batch, batch_of
 from storage.log.partition import Partitions
+from storage.log.tracing import Submit, Tracing
 from storage.recordbatch import CODEC_MASK, NO_PRODUCER, BatchHeader, parse_header, stamp_log_append_time
 from storage.vocabulary import PartitionId
 
@@ -49,11 +50,13 @@ class Produce:
         recompression: Recompression,
         clock: Clock,
         reads_records: bool = False,
+        tracing: Tracing | None = None,
     ) -> None:
-        """`reads_records`: those of every batch, whatever its topic asks for."""
+        """`reads_records`: those of every batch, whatever its topic asks for. `tracing` samples batches."""
         self._topics = topics
         self._partitions = partitions
-        self._appender = appender
+        self._submit: Submit = appender.submit if tracing is None else tracing.sampling(appender.submit)
+        self._tracing = tracing
         self._losses = appender.losses
         self._recompression = recompression
         self._clock = clock
@@ -150,6 +153,8 @@ class Produce:
         now_ms = self._clock.now_ms()
         under_way = ProduceUnderWay(request, now_ms, self._topics, done)
         append = Append(source, under_way.finish, [], 0, self._losses.count if arrived is None else arrived)
+        if self._tracing is not None:
+            self._tracing.arrive(append)
         results, append_ms = under_way.results, under_way.append_ms
         batches: list[tuple[PartitionId, Batch]] = []
         lines = self._recompression.lines
@@ -202,7 +207,7 @@ class Produce:
             under_way.finish(append)
         for partition, batch in batches:
             # One at a time: a log that has no work may be forgotten by the next `get`, and its batch would have a lane of its own (I6).
-            self._appender.submit(self._partitions.get(partition), batch, together=len(batches))
+            self._submit(self._partitions.get(partition), batch, together=len(batches))
 
     def find_lone(self, name: str, partition: int) -> tuple[Topic, TopicRules] | None:
         """What `start_lone` needs. None if the topic is not cached, has no such partition, or does not keep batches as they come."""
@@ -247,11 +252,14 @@ class Produce:
                 assert isinstance(outcome, StorageError), "an append is done when every batch has its result"
                 done(_failed_append(PartitionRecords(name, partition, None), outcome, topics))
 
-        batch = batch_of(named.records, header, Append(source, finish, [None], 1), 0)
+        append = Append(source, finish, [None], 1)
+        if self._tracing is not None:
+            self._tracing.arrive(append)
+        batch = batch_of(named.records, header, append, 0)
         if rules.is_log_append:
             stamp_log_append_time(named.records, now_ms)
             batch.max_timestamp = now_ms
-        self._appender.submit(self._partitions.get(topic.partition(partition)), batch)
+        self._submit(self._partitions.get(topic.partition(partition)), batch)
 
     def _leave_line(self, in_line: "BatchInLine", made: memoryview | Refused | None) -> None:
         """Go on with one batch that was compressed anew, or stood behind one that was."""
@@ -269,7 +277,7 @@ class Produce:
             stamp_log_append_time(named.records, under_way.now_ms)
         view = named.records if made is None else made
         batch = batch_of(view, parse_header(view), append, index)
-        self._appender.submit(self._partitions.get(partition), batch)
+        self._submit(self._partitions.get(partition), batch)
 
     def _needs_times(self, source: object, view: memoryview, header: BatchHeader, rules: TopicRules, now_ms: int) -> bool:
         """As `needs_times`. To decompress may take as long as all else, so a source that is known to find greatest times is believed."""

@@ -1,0 +1,80 @@
+"""The stages of a traced batch, and the traceparent that its first record carries."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.errors import Unavailable
+from storage.log.batch import Appended
+from storage.log.tracing import HEADERS_READ_MAX, BatchTrace, Stage, traceparent_of
+from tests.kit.record_batches import batch_of_records, varint
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+HERE = (b"traceparent", PARENT.encode())
+
+
+def one_record(*headers: tuple[bytes, bytes | None], key: bytes | None = None, value: bytes | None = b"v") -> bytes:
+    body = b"\x00" + varint(0) + varint(0)
+    for field in (key, value):
+        body += varint(-1) if field is None else varint(len(field)) + field
+    body += varint(len(headers))
+    for name, text in headers:
+        body += varint(len(name)) + name + (varint(-1) if text is None else varint(len(text)) + text)
+    return varint(len(body)) + body
+
+
+def found(*headers: tuple[bytes, bytes | None], codec: int = 0, **fields: bytes | None) -> str:
+    return traceparent_of(memoryview(batch_of_records(one_record(*headers, **fields), 1, codec=codec)))
+
+
+def test_the_first_record_s_traceparent_is_found_among_its_headers() -> None:
+    others = [(b"h", None), (b"trace", b"x" * 300), (b"traceparent-of-another", b"y")]
+
+    assert found(HERE) == PARENT
+    assert found(*others, HERE, key=b"k" * 200, value=None) == PARENT
+    assert found(*others) == ""
+    second = one_record() + one_record(HERE)
+    assert traceparent_of(memoryview(batch_of_records(second, 2))) == ""
+
+
+def test_compressed_records_and_headers_behind_many_others_are_not_looked_into() -> None:
+    many: list[tuple[bytes, bytes | None]] = [(b"h", b"v")] * (HEADERS_READ_MAX - 1)
+
+    assert found(*many, HERE) == PARENT
+    assert found(*many, (b"h", b"v"), HERE) == ""
+    assert found(HERE, codec=1) == ""
+
+
+@pytest.mark.parametrize("text", [b"", None, PARENT.encode() + b"-more", PARENT.encode().upper(), b"\xff" * 55, PARENT.encode()[1:]])
+def test_a_traceparent_that_is_none_is_left_out(text: bytes | None) -> None:
+    assert found((b"traceparent", text)) == ""
+
+
+@given(st.binary(max_size=200), st.integers(1, 3))
+def test_hostile_records_have_no_traceparent_and_break_nothing(records: bytes, count: int) -> None:
+    assert traceparent_of(memoryview(batch_of_records(records, count))) == ""
+
+
+def trace(**times_s: float) -> BatchTrace:
+    return BatchTrace(
+        topic="t",
+        partition=0,
+        records=1,
+        size_bytes=70,
+        parent="",
+        wall_s=0,
+        began_s=1,
+        submitted_s=2,
+        settled_s=8,
+        answered_s=9,
+        **times_s,
+    )
+
+
+def test_what_a_batch_went_through_are_its_stages_in_order() -> None:
+    stored, carried, lost = trace(sealed_s=3, stored_s=5), trace(), trace(sealed_s=3)
+    stored.outcome, lost.outcome = Appended(0, 0), Unavailable("away")
+
+    assert stored.stages() == [Stage("gather", 2, 3), Stage("put", 3, 5), Stage("commit", 5, 8), Stage("ack", 8, 9)]
+    assert carried.stages() == [Stage("commit", 2, 8), Stage("ack", 8, 9)]
+    assert lost.stages() == [Stage("gather", 2, 3), Stage("put", 3, 8), Stage("ack", 8, 9)]
