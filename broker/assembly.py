@@ -243,6 +243,7 @@ async def open_broker(
                 telemetry=telemetry,
             )
         )
+        send = await closing.enter_async_context(sending_traces(settings.tracing, version=forebay_version(), telemetry=telemetry))
         nursery = await closing.enter_async_context(Nursery())
         nursery.spawn(life.stay(), name="stay-registered")
         nursery.spawn(directory.follow_level(), name="follow-format-level")
@@ -267,7 +268,6 @@ async def open_broker(
         nursery.spawn(topics.watch(), name="topics-watch")
         traffic = TopicTraffic(find=topics.find_id, shown=settings.metrics.topics, telemetry=telemetry)
         nursery.spawn(traffic.run(opened.metadata, topics.lookup_now), name="topic-traffic")
-        send = await closing.enter_async_context(sending_traces(settings.tracing, version=forebay_version(), telemetry=telemetry))
         tracing = None if send is None else _traced(send, settings, topics, clock)
         parts = open_log(
             metadata=opened.metadata,

@@ -1,5 +1,7 @@
 """The stages of a traced batch, and the traceparent that its first record carries."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,19 +58,8 @@ def test_hostile_records_have_no_traceparent_and_break_nothing(records: bytes, c
 
 
 def trace(**times_s: float) -> BatchTrace:
-    return BatchTrace(
-        topic="t",
-        partition=0,
-        records=1,
-        size_bytes=70,
-        parent="",
-        wall_s=0,
-        began_s=1,
-        submitted_s=2,
-        settled_s=8,
-        answered_s=9,
-        **times_s,
-    )
+    known: dict[str, Any] = {"topic": "t", "partition": 0, "records": 1, "size_bytes": 70, "parent": "", "wall_s": 0}
+    return BatchTrace(**known, began_s=1, submitted_s=2, settled_s=8, answered_s=9, **times_s)
 
 
 def test_what_a_batch_went_through_are_its_stages_in_order() -> None:
