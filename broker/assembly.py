@@ -243,7 +243,7 @@ async def open_broker(
                 telemetry=telemetry,
             )
         )
-        send = await closing.enter_async_context(sending_traces(settings.tracing, version=forebay_version(), telemetry=telemetry))
+        send = await closing.enter_async_context(sending_traces(settings.tracing.endpoint, version=forebay_version(), telemetry=telemetry))
         nursery = await closing.enter_async_context(Nursery())
         nursery.spawn(life.stay(), name="stay-registered")
         nursery.spawn(directory.follow_level(), name="follow-format-level")

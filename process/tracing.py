@@ -12,7 +12,6 @@ from typing import Final, Protocol
 import structlog
 
 from process.settings.errors import EXIT_USAGE, StartError
-from process.settings.sections import TracingSettings
 from runtime.blocking import ThreadBlocking
 from runtime.telemetry import Metric, Telemetry
 from storage.log.tracing import BatchTrace
@@ -31,7 +30,7 @@ STOP_WITHIN_S: Final = 2.0
 log = structlog.get_logger("tracing")
 
 
-class Collector(Protocol):
+class TakesTraces(Protocol):
     """Where traces go; called by one thread."""
 
     def send(self, traces: Sequence[BatchTrace]) -> str:
@@ -46,7 +45,7 @@ class Collector(Protocol):
 class TraceSender:
     """Between `start` and `stop`."""
 
-    def __init__(self, collector: Collector, *, endpoint: str, telemetry: Telemetry) -> None:
+    def __init__(self, collector: TakesTraces, *, endpoint: str, telemetry: Telemetry) -> None:
         self._collector = collector
         self._endpoint = endpoint
         spans = telemetry.counter(SPANS)
@@ -102,11 +101,9 @@ def _spans_of(traces: Sequence[BatchTrace]) -> int:
 
 
 @contextlib.asynccontextmanager
-async def sending_traces(
-    settings: TracingSettings, *, version: str, telemetry: Telemetry
-) -> AsyncIterator[Callable[[BatchTrace], None] | None]:
+async def sending_traces(endpoint: str | None, *, version: str, telemetry: Telemetry) -> AsyncIterator[Callable[[BatchTrace], None] | None]:
     """What takes traces; None without an endpoint. Raise `StartError` if what sends them is not installed."""
-    if settings.endpoint is None:
+    if endpoint is None:
         yield None
         return
     try:
@@ -117,8 +114,8 @@ async def sending_traces(
             "uv tool install --force '.[otel]'. Or leave tracing.endpoint empty.",
             exit_code=EXIT_USAGE,
         ) from error
-    collector = OtlpCollector(settings.endpoint, version=version, run=telemetry.run, timeout_s=SEND_WITHIN_S)
-    sender = TraceSender(collector, endpoint=settings.endpoint, telemetry=telemetry)
+    collector = OtlpCollector(endpoint, version=version, run=telemetry.run, timeout_s=SEND_WITHIN_S)
+    sender = TraceSender(collector, endpoint=endpoint, telemetry=telemetry)
     sender.start()
     try:
         yield sender.put

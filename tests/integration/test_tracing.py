@@ -1,6 +1,8 @@
 """Traces of produced batches as a collector gets them."""
 
 import contextlib
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -128,3 +130,10 @@ def test_a_collector_that_does_not_answer_is_said_once_and_no_ack_waits_for_it(t
 
     assert offsets == list(range(8))
     assert [event["endpoint"] for event in said] == [url]
+
+
+def test_a_broker_without_traces_imports_nothing_of_opentelemetry() -> None:
+    program = "import sys, broker.assembly; print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WITHIN_S, check=True)
+
+    assert done.stdout == "[]\n"
