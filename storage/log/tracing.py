@@ -123,17 +123,32 @@ class Tracing:
             began_s=batch.append.began_s or now_s,
             submitted_s=now_s,
         )
-        answer = batch.append.on_done
-
-        def answered(append: Append) -> None:
-            try:
-                answer(append)
-            finally:
-                trace.answered_s = self._clock.monotonic_s()
-                self._send(trace)
-
-        batch.append.on_done = answered
+        answered = batch.append.on_done
+        if not isinstance(answered, _Answered):
+            answered = batch.append.on_done = _Answered(answered, self._send, self._clock)
+        answered.traces.append(trace)
         batch.append = _TracedAppend(batch.append, trace, self._clock)
+
+
+class _Answered:
+    """Called in place of `answer` when an append is done, however many of its batches are traced."""
+
+    __slots__ = ("_answer", "_clock", "_send", "traces")
+
+    def __init__(self, answer: Callable[[Append], None], send: Callable[[BatchTrace], None], clock: Clock) -> None:
+        self._answer = answer
+        self._send = send
+        self._clock = clock
+        self.traces: list[BatchTrace] = []
+
+    def __call__(self, append: Append) -> None:
+        try:
+            self._answer(append)
+        finally:
+            now_s = self._clock.monotonic_s()
+            for trace in self.traces:
+                trace.answered_s = now_s
+                self._send(trace)
 
 
 class _TracedAppend(Append):
@@ -142,7 +157,8 @@ class _TracedAppend(Append):
     __slots__ = ("_clock", "_inner", "trace")
 
     def __init__(self, inner: Append, trace: BatchTrace, clock: Clock) -> None:
-        super().__init__(inner.source, inner.on_done, inner.results, inner.remaining, inner.arrived)
+        # What it answers with is the inner one's alone: it goes with the result.
+        super().__init__(inner.source, _is_not_asked, inner.results, inner.remaining, inner.arrived)
         self._inner = inner
         self._clock = clock
         self.trace = trace
@@ -151,6 +167,10 @@ class _TracedAppend(Append):
         if self.trace.outcome is None:
             self.trace.outcome, self.trace.settled_s = result, self._clock.monotonic_s()
         self._inner.settle(index, result)
+
+
+def _is_not_asked(_append: Append) -> None:
+    pass
 
 
 def _traces_of(commits: Iterable[Commit]) -> Iterator[BatchTrace]:

@@ -1,14 +1,19 @@
 """The stages of a traced batch, and the traceparent that its first record carries."""
 
+import random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.clock import SystemClock
 from storage.errors import Unavailable
-from storage.log.batch import Appended
-from storage.log.tracing import HEADERS_READ_MAX, BatchTrace, Stage, traceparent_of
+from storage.log.batch import Append, Appended, Batch, batch_of
+from storage.log.partition import PartitionLog, Partitions
+from storage.log.tracing import HEADERS_READ_MAX, BatchTrace, Stage, Tracing, traceparent_of
+from storage.recordbatch import parse_header
+from storage.vocabulary import PartitionId, TopicId
 from tests.kit.record_batches import batch_of_records, varint
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -69,3 +74,28 @@ def test_what_a_batch_went_through_are_its_stages_in_order() -> None:
     assert stored.stages() == [Stage("gather", 2, 3), Stage("put", 3, 5), Stage("commit", 5, 8), Stage("ack", 8, 9)]
     assert carried.stages() == [Stage("commit", 2, 8), Stage("ack", 8, 9)]
     assert lost.stages() == [Stage("gather", 2, 3), Stage("put", 3, 8), Stage("ack", 8, 9)]
+
+
+def test_each_batch_of_a_request_to_thousands_of_partitions_has_a_trace_and_the_request_one_answer() -> None:
+    count, topic_id, submitted, answers, sent = 3_000, TopicId("01M8HK"), list[Batch](), list[Append](), list[BatchTrace]()
+    clock, partitions = SystemClock(), Partitions()
+    tracing = Tracing(sent.append, ratio=1.0, name_of=str, clock=clock, chance=random.Random(0))
+
+    def take(_log: PartitionLog, batch: Batch, *, together: int = 1) -> None:
+        assert together == count
+        submitted.append(batch)
+
+    append = Append("a connection", answers.append, [None] * count, count)
+    tracing.arrive(append)
+    submit = tracing.sampling(take)
+    for index in range(count):
+        view = memoryview(batch_of_records(one_record(), 1))
+        submit(partitions.get(PartitionId(topic_id, index)), batch_of(view, parse_header(view), append, index), together=count)
+    for batch in submitted:
+        assert not answers
+        batch.settle(Appended(7, 0))
+
+    assert answers == [append]
+    assert append.results == [Appended(7, 0)] * count
+    assert [trace.partition for trace in sent] == list(range(count))
+    assert all(trace.began_s <= trace.submitted_s <= trace.settled_s <= trace.answered_s for trace in sent)
