@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/$(VENV)/pycache
 endif
 
-.PHONY: help setup setup-dev demo pipeline serve services services-stop services-clean jars kafka check test test-slow test-more compat second-opinion docs lint format types bench bench-cases clean
+.PHONY: help setup setup-dev demo pipeline watch serve services services-stop services-clean jars kafka check test test-slow test-more compat second-opinion docs lint format types bench bench-cases clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -47,6 +47,9 @@ demo: setup  ## replay the flights of New York 2013 through an embedded broker (
 
 pipeline: setup-dev jars  ## the same with three brokers, one of which is killed, while Spark makes tables of the flights (needs Java and Maven)
 	@$(BIN)/forebay demo --pipeline --exit $(ARGS)
+
+watch: setup  ## three brokers and a compactor under a load until Ctrl-C, with Prometheus and Grafana if they are in the PATH (ARGS="--stores services")
+	@$(BIN)/forebay bench load watch scenarios/watch.yaml $(ARGS)
 
 serve: setup  ## an embedded broker on 127.0.0.1:9092
 	@$(BIN)/forebay serve $(ARGS)

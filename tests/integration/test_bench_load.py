@@ -86,19 +86,34 @@ def test_a_paused_broker_and_one_that_is_added_lose_nothing(tmp_path: Path) -> N
     assert verdict.stored == 2_000
 
 
-def test_on_real_services_the_meters_equal_the_access_log_though_s3_was_away_and_a_broker_killed(tmp_path: Path) -> None:
+def test_on_real_services_the_meters_equal_the_access_log_and_lost_owners_are_replaced(tmp_path: Path) -> None:
     verdict = run(
         tmp_path,
         stores={"kind": "services"},
         cluster={"brokers": 2, "compactors": 1, "settings": {"storage.inline_bytes": "0B"}},
-        producers=[{"count": 2, "topics": ["t"], "records": 2_000, "size": "k", "rate": 1_000}],
-        consumers=[{"group": "g", "count": 2, "topics": ["t"]}],
-        events=[{"at": "20%", "do": "s3_away", "for": "1s"}, {"at": "50%", "do": "kill", "target": 2, "for": "1s"}],
+        topics=[{"name": "t", "partitions": 8}],
+        producers=[{"topics": ["t"], "records": 2_000, "size": "k", "rate": 1_000, "client": "http"}],
+        consumers=[{"group": "g", "topics": ["t"]}, {"group": "h", "topics": ["t"], "client": "http"}],
+        routing={"mode": "owners", "k": 1, "pick": "least_in_flight"},
+        events=[
+            {"at": "20%", "do": "s3_away", "for": "1s"},
+            {"at": "40%", "do": "drain", "target": 1, "for": "0s"},
+            {"at": "70%", "do": "kill", "target": 2},
+        ],
     )
 
     assert verdict.faults == ()
+    assert (verdict.stored, verdict.consumed) == (2_000, {"g": 2_000, "h": 2_000})
+    assert verdict.puts_counted is not None
     assert verdict.puts_logged == verdict.puts_counted + verdict.puts_after_samples > 0
     assert (tmp_path / "run" / "s3-access.log").exists()
+    sets = json.loads((tmp_path / "run" / "routing.json").read_text())["sets"]
+    remaps = [json.loads(line) for line in (tmp_path / "run" / "remaps.jsonl").read_text().splitlines()]
+    assert len(sets) == 8
+    for broker, other, what in ((1, 2, "drain broker 1"), (2, 1, "kill broker 2")):
+        owned = {one["partition"] for one in sets if one["owners"] == [broker]}
+        moved = {(one["partition"], *one["before"], *one["after"]) for one in remaps if one["what"] == what}
+        assert moved == {(partition, broker, other) for partition in owned}
 
 
 def test_a_broker_that_acknowledges_before_its_cas_is_found_out_by_partition_and_offset(

@@ -286,6 +286,9 @@ class HttpGroupMember:
             raise HttpUnanswered("another broker coordinates the group", is_retriable=True)
         if answer.status == http.client.NOT_FOUND:
             self._url = ""
+        elif answer.status == http.client.SERVICE_UNAVAILABLE or (answer.status >= http.client.BAD_REQUEST and not self._url):
+            # It leaves the cluster, or knows nobody who takes a member: another may.
+            self._go_to(next(self._addresses))
         return answer
 
     def _go_to(self, address: str) -> None:

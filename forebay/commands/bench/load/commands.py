@@ -130,6 +130,22 @@ def down(run: RunFolder, quiet: Quiet = False) -> None:
         terminal.say(f"down: what is known of the run stays in {run}")
 
 
+@load.command()
+def watch(file: ScenarioFile, stores: StoresToUse = None, out: Out = Path("runs"), quiet: Quiet = False) -> None:
+    """Start a cluster with metrics and dashboards, and load it until Ctrl-C.
+
+    Prints where brokers, their HTTP API and metrics, Prometheus and Grafana are. The last two run if they are in the PATH; their files are
+    in the folder of the run, for others. Producers go on at their rate, whatever number of records the scenario names, and topics keep an
+    hour. Nothing is reconciled.
+    """
+    with failures_reported():
+        from forebay.commands.bench.load.watching import watch as watch_load
+
+        terminal = Terminal(quiet=quiet)
+        acked = watch_load(file, stores=stores and stores.value, out=out, terminal=terminal, show=typer.echo)
+        terminal.say(f"stopped: {acked:,} records were acknowledged")
+
+
 def _show(verdict: "LoadVerdict") -> None:
     for line in verdict.faults:
         typer.echo(printable(line), err=True)

@@ -11,7 +11,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -29,7 +29,6 @@ READY_WITHIN_S: Final = 120.0
 DRAINED_WITHIN_S: Final = 60.0
 _PORTS_FROM: Final = 15_000
 _PORTS_TO: Final = 32_000
-"""Below those that the system gives to outgoing connections."""
 _ASK_EVERY_S: Final = 0.1
 _ACCESS_LOG: Final = "s3-access.log"
 _NEEDS_CHECKOUT: Final = (
@@ -229,7 +228,7 @@ class LoadStack:
 
     def _made(self, kind: str, number: int) -> StackMember:
         # A port that the system chooses is told to no other broker, and clients of groups are sent from one to the other.
-        http_port = free_port(_PORTS_FROM + secrets.randbelow(_PORTS_TO - _PORTS_FROM), promised=self._promised)
+        http_port = high_port(self._promised)
         self._promised.add(http_port)
         process = self._process(kind, number, kafka_port=0, http_port=http_port)
         member = StackMember(kind, number, process, http_port=http_port)
@@ -320,6 +319,11 @@ def logged_by_s3(folder: Path) -> Sequence[Any] | None:
         return None
     lines: Sequence[Any] = _service("versitygw").logged_requests(access_log)
     return lines
+
+
+def high_port(promised: Collection[int]) -> int:
+    """A free one below those that the system gives to outgoing connections. Raise `StartError` if there is none."""
+    return free_port(_PORTS_FROM + secrets.randbelow(_PORTS_TO - _PORTS_FROM), promised=promised)
 
 
 def check_stores(kind: str) -> None:
