@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -56,8 +56,8 @@ from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry, run_token
 from runtime.version import forebay_version
-from storage.cache.blocks import BlockCache
-from storage.catalog.brokers import HTTP_LISTENER, BrokerDirectory, Endpoint, Role
+from storage.cache.blocks import BlockCache, RangeSource
+from storage.catalog.brokers import BLOCKS_LISTENER, HTTP_LISTENER, BrokerDirectory, Endpoint, Role
 from storage.catalog.cluster import ClusterRecord
 from storage.catalog.commit_marks import CommitMarks
 from storage.catalog.confirmed_topics import ConfirmedTopics
@@ -75,6 +75,10 @@ from storage.objects.requests import caused_by
 from storage.opening import Stores, open_shared_blocks, open_stores
 from storage.outcomes import StoreOutcomes
 from storage.vocabulary import TopicId
+
+if TYPE_CHECKING:
+    from broker.zone_cache.blocks import ZoneLimits
+    from broker.zone_cache.opening import ZoneCache
 
 TAIL_SHARE: Final = 3 / 8
 BLOCKS_SHARE: Final = 3 / 8
@@ -187,12 +191,13 @@ async def open_broker(
     stores: OpenStores | None = None,
     leadership: Leadership | None = None,
     accepted: Accepted = NOTHING_ACCEPTED,
+    zone_limits: "ZoneLimits | None" = None,
 ) -> AsyncIterator[Broker]:
     """A listening broker for as long as the context is open. Raises `StartError` for what the operator must fix.
 
     `accepted`: what of the stores is gone on with that would be refused.
     `stores` opens other stores than those the settings name, given the broker's telemetry; `leadership` is another strategy than theirs:
-    how several brokers of one process share stores, and a test says who leads.
+    how several brokers of one process share stores, and a test says who leads. `zone_limits`: others of the zone's cache than usual.
     """
     clock = SystemClock()
     ids = IdSource(clock=clock)
@@ -218,6 +223,8 @@ async def open_broker(
         endpoints = _advertised(settings, bound)
         if (of_http := _http_endpoint(settings)) is not None:
             endpoints += (of_http,)
+        if settings.storage.zone_cache:
+            endpoints += (Endpoint(BLOCKS_LISTENER, *http_address_for_clients(settings.http)),)
         life = RegisteredLife(
             directory,
             listeners=endpoints,
@@ -232,9 +239,11 @@ async def open_broker(
         roles = OwnRoles(own_roles, brokers=directory, telemetry=telemetry)
         announce("broker registered", {"broker_id": life.broker_id, "epoch": epoch.current, "cluster_id": cluster})
 
+        zone = await _opened_zone(settings, opened, directory, clock, telemetry, closing, zone_limits)
+        behind: RangeSource = zone.blocks if zone else opened.objects
         shared = await closing.enter_async_context(
             open_shared_blocks(
-                opened.objects,
+                behind,
                 settings.storage.cache_dir,
                 bytes_max=settings.storage.cache_dir_bytes,
                 cluster=lambda: cluster,
@@ -257,12 +266,14 @@ async def open_broker(
         cache_bytes = settings.storage.cache_bytes
         responses = Responses(bytes_max=int(cache_bytes * (1 - TAIL_SHARE - BLOCKS_SHARE)), telemetry=telemetry, soon=soon)
         blocks = BlockCache(
-            shared or opened.objects,
+            shared or behind,
             bytes_max=int(cache_bytes * BLOCKS_SHARE),
             clock=clock,
             telemetry=telemetry,
-            on_damaged=shared.distrust if shared else None,
+            on_damaged=_distrusting(*[cache.distrust for cache in (shared, zone and zone.blocks) if cache]),
         )
+        if zone:
+            nursery.spawn(zone.blocks.run(directory), name="zone-peers")
         topics = Topics(opened.metadata, clock=clock, ids=ids, telemetry=telemetry)
         closing.callback(topics.close)
         nursery.spawn(topics.watch(), name="topics-watch")
@@ -454,12 +465,57 @@ async def open_broker(
                 locate=lambda partition, offset: parts.index.locate(parts.partitions.get(partition), offset),
                 objects_uri=without_secrets(settings.storage.url).partition("?")[0].removesuffix("/") + "/",
                 begin_drain=lambda drain_s: broker.begin_drain(drain_s),  # noqa: PLW0108 - the broker has these parts
+                zone=zone,
+                blocks=blocks,
             ),
             cost=cost,
             nursery=nursery,
         )
         closing.push_async_callback(broker.aclose)
         yield broker
+
+
+async def _opened_zone(
+    settings: Settings,
+    stores: Stores,
+    directory: BrokerDirectory,
+    clock: Clock,
+    telemetry: Telemetry,
+    closing: contextlib.AsyncExitStack,
+    limits: "ZoneLimits | None",
+) -> "ZoneCache | None":
+    """None without `storage.zone_cache`: nothing is imported for it, nor asked of a store."""
+    if not settings.storage.zone_cache:
+        return None
+    from broker.zone_cache.opening import open_zone_cache
+
+    opening = open_zone_cache(
+        stores.objects,
+        rack=settings.broker.rack,
+        directory=directory,
+        metadata=stores.metadata,
+        clock=clock,
+        telemetry=telemetry,
+        limits=limits,
+    )
+    try:
+        return await closing.enter_async_context(opening)
+    except IncompatibleFormat as error:
+        raise StartError(str(error), exit_code=EXIT_USAGE) from error
+    except StorageError as error:
+        raise StartError(f"cannot read the secret of storage.zone_cache: {error}", exit_code=EXIT_UNREACHABLE) from error
+
+
+def _distrusting(*caches: Callable[[str], None]) -> Callable[[str], None] | None:
+    """What tells all of them of an object; None without any."""
+    if len(caches) <= 1:
+        return caches[0] if caches else None
+
+    def distrust(key: str) -> None:
+        for cache in caches:
+            cache(key)
+
+    return distrust
 
 
 def _note_lost(readiness: Readiness, lost: "asyncio.Future[str]", store: str, cause: str) -> None:

@@ -46,6 +46,9 @@ _FIXES: Final = {
 }
 _NO_FIX: Final = "mend the cause; new connections wait, and each is tried again five times a second"
 
+PEER_CONNECTIONS_MAX: Final = 64
+"""To other brokers, with `storage.zone_cache`: to all of them together."""
+
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 log = structlog.get_logger("accepting")

@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from process.accepting import HTTP_CONNECTIONS_MAX
+from process.accepting import HTTP_CONNECTIONS_MAX, PEER_CONNECTIONS_MAX
 from process.settings.errors import EXIT_USAGE, StartError
 from process.settings.model import Settings
 from process.settings.urls import scheme_of
@@ -108,7 +108,9 @@ def room_for(settings: Settings) -> DescriptorLimits:
 
 def reserve_of(settings: Settings) -> int:
     schemes = {scheme_of(settings.storage.url), scheme_of(settings.metadata.url)}
-    return RESERVED + (RESERVED_FOR_REMOTE_STORES if schemes & _REMOTE else 0) + settings.http.max_connections - HTTP_CONNECTIONS_MAX
+    for_stores = RESERVED_FOR_REMOTE_STORES if schemes & _REMOTE else 0
+    for_peers = PEER_CONNECTIONS_MAX if settings.storage.zone_cache else 0
+    return RESERVED + for_stores + for_peers + settings.http.max_connections - HTTP_CONNECTIONS_MAX
 
 
 def raise_limit(needed: int) -> int:

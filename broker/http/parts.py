@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from broker.addresses import ClientAddress
 from broker.admission import Admission
@@ -13,10 +14,14 @@ from broker.responses import Responses
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
+from storage.cache.blocks import BlockCache
 from storage.log.index import EntryPlace
 from storage.metadata.port import MetadataStore
 from storage.objects.port import ObjectStore
 from storage.vocabulary import PartitionId
+
+if TYPE_CHECKING:
+    from broker.zone_cache.opening import ZoneCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,5 +45,8 @@ class HttpParts:
     """The URL of the object store, without secrets, up to the slash before an object's key."""
     begin_drain: Callable[[float], bool]
     """Begin to leave, unless that has begun, and give clients these seconds. Return whether it has ended."""
+    blocks: BlockCache
+    zone: "ZoneCache | None"
+    """None without `storage.zone_cache`."""
     before_drain: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     """Called when the broker begins to drain, while it still coordinates."""

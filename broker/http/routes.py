@@ -346,7 +346,16 @@ def routes_of(
         for route in ROUTES
     ]
     # Beside the guard, as /metrics: a Prometheus may know this server by any name.
-    return [*guarded, web.get(CLUSTER_METRICS_PATH, cluster.page)]
+    return [*guarded, web.get(CLUSTER_METRICS_PATH, cluster.page), *_internal_routes(parts)]
+
+
+def _internal_routes(parts: HttpParts) -> list[web.RouteDef]:
+    """For other brokers; in no document of the API. None without `storage.zone_cache`."""
+    if parts.zone is None:
+        return []
+    from broker.http.zone_blocks import ServesZone
+
+    return [ServesZone(parts.zone, parts.blocks, clock=parts.clock, telemetry=parts.telemetry).route()]
 
 
 def limits_of(settings: Settings) -> HttpLimits:

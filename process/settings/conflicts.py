@@ -6,9 +6,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from process.settings.exposure import http_address_for_clients
 from process.settings.listeners import is_loopback
 from process.settings.notation import show_size
 from process.settings.sections import (
+    BrokerSettings,
     CompactorSettings,
     GroupsSettings,
     HttpSettings,
@@ -80,6 +82,30 @@ def of_cache_dir(storage: StorageSettings) -> list[SettingsConflict]:
         phrase = f"lies in the folder of storage.url ({storage.url}), where its files would be taken for objects. Choose another folder"
         return [SettingsConflict("storage.cache_dir", phrase, ("storage.url",))]
     return []
+
+
+def of_zone_cache(storage: StorageSettings, broker: BrokerSettings, kafka: KafkaSettings, http: HttpSettings) -> list[SettingsConflict]:
+    if not storage.zone_cache:
+        return []
+    found = []
+    if is_memory(storage.url):
+        phrase = f"is of no use where storage.url is {storage.url}: no other broker reads these objects. Leave it out"
+        found.append(SettingsConflict("storage.zone_cache", phrase, ("storage.url",)))
+    if broker.rack is None:
+        phrase = "needs to know which brokers are of one zone. Set broker.rack to the zone of this broker, or leave it out"
+        found.append(SettingsConflict("storage.zone_cache", phrase, ("broker.rack",)))
+    address = http_address_for_clients(http)
+    others = ("http.listen", "http.advertised")
+    if not address.port:
+        phrase = f"needs an HTTP port that other brokers can know, and http.listen is {http.listen}. Set a port there, or leave it out"
+        found.append(SettingsConflict("storage.zone_cache", phrase, others))
+    elif is_loopback(address.host) and not all(is_loopback(one.host) for one in kafka.advertised_listeners):
+        phrase = (
+            f"needs an HTTP address that other machines of the zone reach, and theirs for this broker would be {address}. Set http.listen "
+            "(and http.insecure) or http.advertised, or leave it out"
+        )
+        found.append(SettingsConflict("storage.zone_cache", phrase, (*others, "kafka.advertised_listeners")))
+    return found
 
 
 def of_groups(groups: GroupsSettings) -> list[SettingsConflict]:

@@ -7,7 +7,17 @@ from datetime import timedelta
 from functools import cache
 from typing import Any, Final, get_type_hints
 
-from process.settings.conflicts import ConflictError, SettingsConflict, of_bounds, of_cache_dir, of_groups, of_http, of_listeners, of_stores
+from process.settings.conflicts import (
+    ConflictError,
+    SettingsConflict,
+    of_bounds,
+    of_cache_dir,
+    of_groups,
+    of_http,
+    of_listeners,
+    of_stores,
+    of_zone_cache,
+)
 from process.settings.listeners import advertised_for, parse_listeners
 from process.settings.notation import Notation
 from process.settings.sections import (
@@ -93,6 +103,7 @@ class Settings:
             *of_http(self.http, self.compactor),
             *of_stores(self.storage, self.metadata),
             *of_cache_dir(self.storage),
+            *of_zone_cache(self.storage, self.broker, self.kafka, self.http),
             *of_groups(self.groups),
             *of_bounds(self.kafka, self.storage, self.shutdown),
         ]

@@ -137,6 +137,12 @@ class StorageSettings:
     cache_dir_bytes: Annotated[
         int, size(minimum="64MiB", maximum="256GiB"), "what the files in cache_dir may take together; the same in all processes on it"
     ] = 8 * 1024 * MIB
+    zone_cache: Annotated[
+        bool,
+        FLAG,
+        "whether brokers of the same broker.rack read each block of an object from S3 once for all of them: one asks another by its HTTP "
+        "port, 50 ms, then S3",
+    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

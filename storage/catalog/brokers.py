@@ -33,6 +33,8 @@ LIVE_STALE_S: Final = 60.0
 SESSION_TIMEOUT_MS: Final = 10_000
 HTTP_LISTENER: Final = "HTTP"
 """The name under which a broker registers the address of its HTTP API. No listener of Kafka's may have it."""
+BLOCKS_LISTENER: Final = "ZONE-CACHE"
+"""The name under which a broker registers where others of its zone ask for blocks. A dash is in no name of a listener of Kafka's."""
 BROKER_ID_MAX: Final = 2**31 - 1
 WRITER_ID_MIN: Final = 2**30
 """From here on are the ids of programs that append, and that nobody connects to."""
@@ -66,8 +68,8 @@ ALL_ROLES: Final = frozenset(Role)
 
 
 def kafka_only(listeners: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-    """Without the address of the HTTP API."""
-    return tuple(endpoint for endpoint in listeners if endpoint.name != HTTP_LISTENER)
+    """Without the addresses where Kafka is not spoken."""
+    return tuple(endpoint for endpoint in listeners if endpoint.name not in (HTTP_LISTENER, BLOCKS_LISTENER))
 
 
 class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -319,6 +321,10 @@ class BrokerDirectory:
             if self._clock.monotonic_s() - self._scanned_at_s > LIVE_STALE_S:
                 raise
             return self._as_seen(self._live, is_stale=True)
+
+    def last_seen(self) -> list[BrokerRecord]:
+        """As `live`, of the list that was read last, however old it is: no request is made."""
+        return self._as_seen(self._live)
 
     def listed(self, live: Sequence[BrokerRecord]) -> list[BrokerRecord]:
         """All brokers that clients hear of, by id: those of `live`, and for RETURN_GRACE_S after a loss of the registration those that were

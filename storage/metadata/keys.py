@@ -19,6 +19,7 @@
     llog/probes/age-{ulid}                                  proves that a read is fresh       ephemeral, put once
     llog/collections                                        how often objects were deleted    CAS
     llog/producer-ids                                       the next block of producer ids    CAS
+    llog/zone-secret                                        signs requests between brokers    put-if-absent
     llog/coordinators/{slot:02}                             who coordinates that slot         ephemeral
     llog/groups/{group}                                     a consumer group                  CAS
     llog/groups/{group}/topics/{page:05}                    more topics of its offsets        CAS
@@ -39,6 +40,7 @@ ROOT = "llog"
 CLUSTER = Key(f"{ROOT}/cluster", ROOT)
 COLLECTIONS = Key(f"{ROOT}/collections", ROOT)
 PRODUCER_IDS = Key(f"{ROOT}/producer-ids", ROOT)
+ZONE_SECRET = Key(f"{ROOT}/zone-secret", ROOT)
 BROKERS_PREFIX = f"{ROOT}/brokers/"
 PROBES_PREFIX = f"{ROOT}/probes/"
 TOPICS_PREFIX = f"{ROOT}/topics/"

@@ -55,6 +55,7 @@ MADE: Final[Mapping[str, Key]] = {
     "CLUSTER": keys.CLUSTER,
     "COLLECTIONS": keys.COLLECTIONS,
     "PRODUCER_IDS": keys.PRODUCER_IDS,
+    "ZONE_SECRET": keys.ZONE_SECRET,
     "topics_key": topics_key(OF_GROUP, 0),
     **FUNCTIONS,
     **OF_CLASSES,

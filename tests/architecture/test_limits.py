@@ -125,6 +125,7 @@ ELSEWHERE: Final = {
     "storage/objects/hedged.py BUDGET_MAX": "second requests that were saved up: none of them is needed",
     "storage/objects/block_folder.py LISTED_MAX": "files of one object; blocks in others are read from the store",
     "storage/objects/shared_blocks.py DISTRUSTED_MAX": "objects that are read from the store next time",
+    "broker/zone_cache/blocks.py DISTRUSTED_MAX": "objects that are read from the store next time",
     "storage/objects/disk.py FOLDERS_HELD_MAX": "descriptors of folders, part of those in reserve",
     "storage/objects/disk.py LINK_ATTEMPTS_MAX": "against others that remove the folder",
     "storage/objects/s3/client.py CONNECT_S_MAX": "a part of one try of a request",
