@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from forebay.cli import application
 from runtime.clock import SystemClock
+from services.ports import free_port
 from services.prometheus import PrometheusServer, prometheus_program, running_prometheus
 from services.versitygw import running_s3, url_of
 from tests.kit.faults.plan import Fault, Rule
@@ -192,7 +193,12 @@ def reported(prometheus: PrometheusServer) -> dict[str, Any]:
 def watched(folder: Path, settings: Mapping[str, str]) -> None:
     with contextlib.ExitStack() as closing:
         shared = {"storage.cache_dir": f"{folder}/cache"}  # of two: the others' objects are still read from the store
-        differing = [{"compactor.run": "true"}, shared, shared]
+        in_zone = {"storage.zone_cache": "true", "broker.rack": "a"}
+        differing = [
+            {"compactor.run": "true", **in_zone, "http.listen": f"{HOST}:{free_port()}"},
+            {**shared, **in_zone, "http.listen": f"{HOST}:{free_port()}"},
+            shared,
+        ]
         brokers = [
             closing.enter_context(serving(folder / f"b{number}", settings={**settings, **more})) for number, more in enumerate(differing)
         ]

@@ -213,6 +213,12 @@ def _cache(e: Expressions) -> Dashboard:
             Panel(
                 "Shared cache", "bytes", (Query(e.now("forebay_shared_cache_bytes"), "the largest folder"),), "On the disks of machines."
             ),
+            Panel(
+                "Blocks asked of the zone",
+                "ops",
+                (Query(e.rate("forebay_peer_cache_requests_total", "outcome"), "{{outcome}}"),),
+                "Of other brokers, with storage.zone_cache. All but hit and miss are read from the store instead.",
+            ),
             Panel("Read ahead", "ops", (Query(e.rate("forebay_read_ahead_total", "outcome"), "{{outcome}}"),)),
             Panel("Partitions remembered", "short", (Query(e.now("forebay_partitions_remembered", "instance"), "{{instance}}"),)),
             Panel("Memory of partitions", "bytes", (Query(e.now("forebay_partitions_remembered_bytes", "instance"), "{{instance}}"),)),

@@ -97,6 +97,19 @@ def test_settings_do_not_change() -> None:
             {"storage": {"url": "file:///d/objects", "cache_dir": "/d/objects/cache"}},
             "lies in the folder of storage.url (file:///d/objects)",
         ),
+        ({"storage": {"zone_cache": True}}, "storage.zone_cache needs to know which brokers are of one zone. Set broker.rack"),
+        (
+            {"storage": {"zone_cache": True}, "broker": {"rack": "a"}, "http": {"listen": "127.0.0.1:0"}},
+            "http.listen is 127.0.0.1:0. Set a port",
+        ),
+        (
+            {"storage": {"zone_cache": True}, "broker": {"rack": "a"}, "kafka": {"listeners": "PLAINTEXT://10.0.0.1:9092"}},
+            "theirs for this broker would be 127.0.0.1:8070. Set http.listen (and http.insecure) or http.advertised",
+        ),
+        (
+            {"storage": {"url": "memory://", "zone_cache": True}, "metadata": {"url": "memory://"}, "broker": {"rack": "a"}},
+            "is of no use where storage.url is memory://: no other broker",
+        ),
         ({"storage": {"cache_dir": "s3://bucket/cache"}}, "is not the path of a folder: write for example /var/cache/forebay"),
         ({"storage": {"cache_dir": "/c\0"}}, "is not the path of a folder"),
         ({"storage": {"cache_dir": "/c", "cache_dir_bytes": "63MiB"}}, "must be between 64MiB and 256GiB"),
@@ -153,6 +166,13 @@ def test_a_port_that_the_system_assigns_may_be_advertised_as_such() -> None:
     kafka = {"listeners": "PLAINTEXT://0.0.0.0:0", "advertised_listeners": "PLAINTEXT://broker-1:0"}
 
     assert Settings.model_validate({"kafka": kafka}).kafka.advertised_listeners == (Listener("PLAINTEXT", "broker-1", 0),)
+
+
+def test_a_zone_cache_is_off_and_takes_a_rack_and_an_http_address_that_the_zone_reaches() -> None:
+    assert Settings().storage.zone_cache is False
+    reached = {"http": {"listen": "127.0.0.1:8070", "advertised": "broker-1:8070"}, "kafka": {"listeners": "PLAINTEXT://10.0.0.1:9092"}}
+    for address in (reached, {}):
+        assert Settings.model_validate({"storage": {"zone_cache": "true"}, "broker": {"rack": "a"}, **address}).storage.zone_cache
 
 
 def test_a_shared_cache_is_off_and_may_lie_beside_the_objects() -> None:

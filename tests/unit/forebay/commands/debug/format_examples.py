@@ -36,6 +36,7 @@ from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.store_marker import KEY as MARKER
 from storage.catalog.store_marker import write_marker
 from storage.catalog.topics import Topics
+from storage.catalog.zone_secret import open_zone_secret
 from storage.errors import StorageError
 from storage.formats.control import Control, ProducerPage, SegmentEntry, decode_control, encode, with_rewritten
 from storage.formats.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
@@ -147,10 +148,12 @@ async def make() -> Example:
         "producer": spilled.key,
         "broker": keys.broker(registration.broker_id),
         "producer-ids": keys.PRODUCER_IDS,
+        "zone-secret": keys.ZONE_SECRET,
         "coordinator": keys.coordinator(slot_of(GROUP)),
         "group": group_keys.group,
         "group-offset": group_keys.offset(first),
     }
+    await open_zone_secret(metadata, entropy=random.Random(2026).randbytes)
     found = {name: (key.path, await value_of(metadata, key)) for name, key in examples.items()}
     await write_marker(objects, cluster)
     found["marker"] = MARKER, await objects.get_range(MARKER, 0, (await objects.stat(MARKER)).size_bytes)
