@@ -50,6 +50,7 @@ def test_a_broker_on_files_opens_its_port_before_it_loads_what_it_may_never_need
     assert {"broker.assembly", "broker.handlers.log.produce", "broker.handlers.log.fetch", "storage.metadata.sqlite"} <= before
     assert {name for name in before if any(name == one or name.startswith(f"{one}.") for one in FOR_LATER)} == set()
     assert {"aiohttp", "kio.schema.metadata.v13.response"} <= later
+    assert {name for name in before | later if "zone" in name and not name.startswith("zoneinfo")} == set(), "storage.zone_cache is off"
 
 
 def test_no_handler_but_those_of_produce_and_fetch_is_loaded_with_the_broker() -> None:

@@ -121,18 +121,19 @@ async def test_brokers_of_a_zone_read_each_block_with_one_get(tmp_path: Path, st
 
 def test_reads_go_on_when_the_owner_of_blocks_is_paused_and_when_it_is_killed(tmp_path: Path, stores: dict[str, str]) -> None:
     asyncio.run(write(stores))
-    in_zone = {**stores, "broker.rack": "a", "storage.zone_cache": "true", "compactor.run": "false"}
+    in_zone = {**stores, "broker.rack": "a", "storage.zone_cache": "true"}
+    no_memory = {"storage.cache_bytes": "4MiB"}
 
-    def serve(name: str) -> "contextlib.AbstractContextManager[Served]":
-        return serving(tmp_path / name, settings={**in_zone, "http.listen": f"{HOST}:{free_port()}"})
+    def serve(name: str, **more: str) -> contextlib.AbstractContextManager[Served]:
+        return serving(tmp_path / name, settings={**in_zone, "http.listen": f"{HOST}:{free_port()}", **more})
 
-    with serve("one") as one, serve("other") as other:
+    with serve("one", **no_memory) as one, serve("other") as other:
         other.process.send_signal(signal.SIGSTOP)
         while_paused = read(one.bootstrap, TOPIC, len(VALUES))
-        metrics = one.metrics()
-        with serve("third") as third:
-            other.kill9()
-            when_killed = read(third.bootstrap, TOPIC, len(VALUES))
+        other.kill9()
+        when_killed = read(one.bootstrap, TOPIC, len(VALUES))
+        is_asked = one.metrics().get('forebay_peer_cache_requests_total{outcome="timeout"}', 0) > 0
+        has_left = "broker_left" in {event.get("event") for event in one.events()}
 
     assert while_paused == when_killed == VALUES
-    assert metrics['forebay_peer_cache_requests_total{outcome="timeout"}'] > 0
+    assert is_asked or has_left, "on a busy machine its registration may have ended before the first read"

@@ -5,8 +5,8 @@ import pytest
 import structlog
 
 from process import descriptors
-from process.accepting import HTTP_CONNECTIONS_MAX
-from process.descriptors import RESERVED, RESERVED_FOR_REMOTE_STORES, fit_connections
+from process.accepting import HTTP_CONNECTIONS_MAX, PEER_CONNECTIONS_MAX
+from process.descriptors import RESERVED, RESERVED_FOR_REMOTE_STORES, fit_connections, reserve_of
 from process.settings.errors import EXIT_USAGE, StartError
 from process.settings.model import Settings
 
@@ -96,6 +96,13 @@ def test_stores_on_other_machines_need_a_larger_reserve(stores: dict[str, str], 
     Limits(monkeypatch, soft=1_024, hard=1_024)
 
     assert fit_connections(settings(**stores)).kafka.max_connections == 1_024 - reserve - min(HTTP, (1_024 - reserve) // 4)
+
+
+def test_requests_to_brokers_of_the_zone_have_descriptors_of_their_own() -> None:
+    alone = Settings.model_validate({"broker": {"rack": "a"}})
+    together = Settings.model_validate({"broker": {"rack": "a"}, "storage": {"zone_cache": True}})
+
+    assert reserve_of(together) == reserve_of(alone) + PEER_CONNECTIONS_MAX
 
 
 def test_a_limit_that_leaves_no_connection_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,18 @@ import pytest
 
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
-from storage.catalog.brokers import CACHE_AGE_S, LIVE_STALE_S, BrokerDirectory, Endpoint, Registration, Role, able, decode_broker
+from storage.catalog.brokers import (
+    BLOCKS_LISTENER,
+    CACHE_AGE_S,
+    HTTP_LISTENER,
+    LIVE_STALE_S,
+    BrokerDirectory,
+    Endpoint,
+    Registration,
+    Role,
+    able,
+    decode_broker,
+)
 from storage.catalog.cluster import open_cluster
 from storage.catalog.companions import RETURN_GRACE_S
 from storage.errors import AlreadyExists, Corrupt, IncompatibleFormat, Unavailable
@@ -363,6 +374,33 @@ async def test_the_list_is_cached_for_a_second_and_dropped_on_a_hint(metadata: F
     await register(BrokerDirectory(metadata, clock=clock), port=2)
     await asyncio.sleep(0)
     assert await live_ids(directory) == [1, 2]
+
+
+async def test_the_list_that_was_read_last_is_given_without_a_request(metadata: FaultyMetadata) -> None:
+    clock = ManualClock()
+    directory = BrokerDirectory(metadata, clock=clock)
+    assert directory.last_seen() == []
+    await register(directory)
+    assert [broker.broker_id for broker in directory.last_seen()] == [1], "itself, as it knows of no other"
+    await register(BrokerDirectory(metadata, clock=clock), port=2)
+    await directory.live()
+    scans, clock.seconds = metadata.scans, clock.seconds + 10 * LIVE_STALE_S
+
+    assert [broker.broker_id for broker in directory.last_seen()] == [1, 2]
+    assert metadata.scans == scans
+    await directory.deregister()
+    assert [broker.broker_id for broker in directory.last_seen()] == [2]
+
+
+@pytest.mark.parametrize("name", [HTTP_LISTENER, BLOCKS_LISTENER])
+async def test_an_address_where_kafka_is_not_spoken_makes_no_other_broker(metadata: FaultyMetadata, name: str) -> None:
+    clock = ManualClock()
+    directory = BrokerDirectory(metadata, clock=clock)
+    await directory.register(listeners=(*listeners(1), Endpoint(name, "broker", 8070)), rack="a", version="0.1", broker_id=7)
+    [broker] = await directory.live()
+
+    assert broker.endpoint(name) == Endpoint(name, "broker", 8070)
+    assert broker.kafka_listeners == listeners(1)
 
 
 async def test_concurrent_questions_share_a_scan() -> None:
