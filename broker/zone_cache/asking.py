@@ -33,7 +33,7 @@ KEPT_ALIVE_S: Final = 15.0
 """A connection without requests is closed, well before the server of the peer closes it (process/http/server.py)."""
 READ_BYTES: Final = 512 * 1024
 """What may wait to be read of an answer, about twice this."""
-_OK: Final = 200
+_OK, _NOT_ITS_BLOCK, _BUSY = 200, 421, 503
 _SAID_CHARS_MAX: Final = 200
 
 
@@ -89,7 +89,7 @@ class _HttpAnswer:
         """Raise `PeerFailed` if it is no answer to what was asked."""
         response, wanted_bytes = self._response, self._block.size_bytes + TRAILER_BYTES
         if response.status != _OK:
-            raise PeerFailed("refused", f"it answered {response.status}")
+            raise PeerFailed("refused", f"it answered {response.status}", is_well=response.status in (_NOT_ITS_BLOCK, _BUSY))
         if response.content_length != wanted_bytes or "Transfer-Encoding" in response.headers:
             said = response.headers.get("Content-Length", "no length")[:_SAID_CHARS_MAX]
             raise PeerFailed("damaged", f"an answer of {said} bytes in place of {wanted_bytes}")
@@ -102,9 +102,7 @@ class _HttpAnswer:
         # An answer is as long as its head says, else reading it fails: the parts and the trailer take all of it.
         buffers = [bytearray(length) for length in (*lengths, TRAILER_BYTES)]
         try:
-            for buffer in buffers:
-                await self._fill(memoryview(buffer))
-            self._is_read = not await self._response.content.readany()
+            self._is_read = await self._fill(buffers)
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             raise PeerFailed("unreachable", f"it ended its answer early: {type(error).__name__}"[:_SAID_CHARS_MAX]) from None
         *parts, trailer = buffers
@@ -112,14 +110,23 @@ class _HttpAnswer:
             raise PeerFailed("damaged", f"not the bytes that it says they are, or not from this cluster: {self._block}")
         return PeerBlock(parts, was_here=self._response.headers[READ] == FROM_MEMORY)
 
-    async def _fill(self, view: memoryview) -> None:
-        position = 0
-        while position < len(view):
-            chunk = await self._response.content.read(len(view) - position)
-            if not chunk:
-                raise asyncio.IncompleteReadError(b"", len(view))
-            view[position : position + len(chunk)] = chunk
-            position += len(chunk)
+    async def _fill(self, buffers: Sequence[bytearray]) -> bool:
+        """Whether all that came has a place. Raise IncompleteReadError if less came."""
+        content = self._response.content
+        rest, chunk = memoryview(b""), b""
+        for buffer in buffers:
+            view, position = memoryview(buffer), 0
+            while position < len(view):
+                if not rest:
+                    # As it was received: larger pieces would be put together first.
+                    chunk, _ = await content.readchunk()
+                    rest = memoryview(chunk)
+                    if not rest:
+                        raise asyncio.IncompleteReadError(b"", len(view))
+                count = min(len(rest), len(view) - position)
+                view[position : position + count] = rest[:count]
+                position, rest = position + count, rest[count:]
+        return not rest and not await content.readany()
 
     def close(self) -> None:
         if self._is_read:

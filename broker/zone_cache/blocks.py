@@ -62,6 +62,13 @@ SERVING: Final[ContextVar[bool]] = ContextVar("serving_peer", default=False)
 PeerFailure = Literal["timeout", "refused", "damaged", "unreachable"]
 AskOutcome = Literal["hit", "miss", "timeout", "refused", "damaged", "unreachable", "skipped"]
 
+_FIXES: Final[dict[PeerFailure, str]] = {
+    "timeout": "open its HTTP port inside the zone, or correct its http.advertised",
+    "unreachable": "open its HTTP port inside the zone, or correct its http.advertised",
+    "refused": "compare the clock and metadata.url of the two brokers",
+    "damaged": "look for a proxy between the two brokers, or correct its http.advertised",
+}
+
 _log = structlog.get_logger("zone_cache")
 
 
@@ -94,11 +101,12 @@ class PeerBlock(NamedTuple):
 
 
 class PeerFailed(Exception):
-    """A peer gave no such bytes: the store is read."""
+    """A peer gave no such bytes: the store is read. `is_well`: it has said why, and may give others at once."""
 
-    def __init__(self, outcome: PeerFailure, cause: str) -> None:
+    def __init__(self, outcome: PeerFailure, cause: str, *, is_well: bool = False) -> None:
         super().__init__(cause)
         self.outcome: PeerFailure = outcome
+        self.is_well = is_well
 
 
 class Answering(Protocol):
@@ -155,12 +163,13 @@ class LeftAlone:
         self._until_s.pop(peer.session_id, None)
 
     def note_failure(self, peer: Peer) -> bool:
-        """Whether it is left alone now, and was asked before."""
+        """Whether it is left alone again: it had its time, and has not answered since."""
         count = self._failures[peer.session_id] = self._failures.get(peer.session_id, 0) + 1
         if count < self._limits.failures_max or self.is_left_alone(peer):
             return False
+        is_again = peer.session_id in self._until_s
         self._until_s[peer.session_id] = self._clock.monotonic_s() + self._limits.left_alone_s
-        return True
+        return is_again
 
     def forget_others(self, peers: Sequence[Peer]) -> None:
         """Keep what is known of these alone."""
@@ -292,7 +301,11 @@ class ZoneBlocks:
                 self._requests["skipped"].inc()
             return None
         except PeerFailed as failed:
-            self._note_failure(peer, failed.outcome, str(failed))
+            if failed.is_well:
+                self._requests[failed.outcome].inc()
+                self._left_alone.note_answer(peer)
+            else:
+                self._note_failure(peer, failed.outcome, str(failed))
             return None
         self._left_alone.note_answer(peer)
         self._requests["hit" if given.was_here else "miss"].inc()
@@ -306,8 +319,8 @@ class ZoneBlocks:
 
     def _note_failure(self, peer: Peer, outcome: PeerFailure, cause: str) -> None:
         self._requests[outcome].inc()
-        is_left = self._left_alone.note_failure(peer)
-        if is_left and (peer.session_id, outcome) not in self._said:
+        # Once is no news: a broker is registered before it serves HTTP, and for a while after it was killed.
+        if self._left_alone.note_failure(peer) and (peer.session_id, outcome) not in self._said:
             self._said.add((peer.session_id, outcome))
             _log.warning(
                 "zone_peer_left_alone",
@@ -317,5 +330,5 @@ class ZoneBlocks:
                 cause=cause,
                 for_s=self._limits.left_alone_s,
                 meaning="its blocks are read from the object store meanwhile; nothing is lost",
-                fix="see that this machine reaches its http.listen, or http.advertised",
+                fix=_FIXES[outcome],
             )

@@ -21,7 +21,7 @@ from tests.kit.serving import IN_OBJECTS, Served, serving
 
 ZONES = ("a", "a", "a", "b")
 TOPIC = "orders"
-VALUES = [number.to_bytes(2, "big") * 50_000 for number in range(120)]
+VALUES = [number.to_bytes(2, "big") * 50_000 for number in range(50)]
 SOON_S = 60.0
 PATIENT = ZoneLimits(answer_s=SOON_S, body_s=SOON_S)
 
