@@ -193,14 +193,11 @@ def reported(prometheus: PrometheusServer) -> dict[str, Any]:
 def watched(folder: Path, settings: Mapping[str, str]) -> None:
     with contextlib.ExitStack() as closing:
         shared = {"storage.cache_dir": f"{folder}/cache"}  # of two: the others' objects are still read from the store
-        in_zone = {"storage.zone_cache": "true", "broker.rack": "a"}
-        differing = [
-            {"compactor.run": "true", **in_zone, "http.listen": f"{HOST}:{free_port()}"},
-            {**shared, **in_zone, "http.listen": f"{HOST}:{free_port()}"},
-            shared,
-        ]
+        settings = {**settings, "broker.rack": "a", "storage.zone_cache": "true"}
+        differing = [{"compactor.run": "true"}, shared, shared]
         brokers = [
-            closing.enter_context(serving(folder / f"b{number}", settings={**settings, **more})) for number, more in enumerate(differing)
+            closing.enter_context(serving(folder / f"b{number}", settings={**settings, "http.listen": f"{HOST}:{free_port()}", **more}))
+            for number, more in enumerate(differing)
         ]
         compactor = address_of_compactor(brokers[0])
         configuration = written(folder, brokers=brokers, compactor=compactor)
