@@ -239,7 +239,13 @@ async def open_broker(
         roles = OwnRoles(own_roles, brokers=directory, telemetry=telemetry)
         announce("broker registered", {"broker_id": life.broker_id, "epoch": epoch.current, "cluster_id": cluster})
 
-        zone = await _opened_zone(settings, opened, directory, clock, telemetry, closing, zone_limits)
+        zone: ZoneCache | None = None
+        if settings.storage.zone_cache:
+            # Imported where it is wanted: without the setting nothing is asked of a store for it, either.
+            from broker.zone_cache.opening import open_zone_cache
+
+            zone_opening = open_zone_cache(settings, opened, directory, clock=clock, telemetry=telemetry, limits=zone_limits)
+            zone = await closing.enter_async_context(zone_opening)
         behind: RangeSource = zone.blocks if zone else opened.objects
         shared = await closing.enter_async_context(
             open_shared_blocks(
@@ -473,37 +479,6 @@ async def open_broker(
         )
         closing.push_async_callback(broker.aclose)
         yield broker
-
-
-async def _opened_zone(
-    settings: Settings,
-    stores: Stores,
-    directory: BrokerDirectory,
-    clock: Clock,
-    telemetry: Telemetry,
-    closing: contextlib.AsyncExitStack,
-    limits: "ZoneLimits | None",
-) -> "ZoneCache | None":
-    """None without `storage.zone_cache`: nothing is imported for it, nor asked of a store."""
-    if not settings.storage.zone_cache:
-        return None
-    from broker.zone_cache.opening import open_zone_cache
-
-    opening = open_zone_cache(
-        stores.objects,
-        rack=settings.broker.rack,
-        directory=directory,
-        metadata=stores.metadata,
-        clock=clock,
-        telemetry=telemetry,
-        limits=limits,
-    )
-    try:
-        return await closing.enter_async_context(opening)
-    except IncompatibleFormat as error:
-        raise StartError(str(error), exit_code=EXIT_USAGE) from error
-    except StorageError as error:
-        raise StartError(f"cannot read the secret of storage.zone_cache: {error}", exit_code=EXIT_UNREACHABLE) from error
 
 
 def _distrusting(*caches: Callable[[str], None]) -> Callable[[str], None] | None:

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 from broker.zone_cache.asking import HttpPeers
 from broker.zone_cache.blocks import ZoneBlocks, ZoneLimits, peers_of
+from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE, StartError
+from process.settings.model import Settings
 from runtime.clock import Clock
 from runtime.telemetry import Telemetry
-from storage.cache.blocks import RangeSource
 from storage.catalog.brokers import BrokerDirectory
 from storage.catalog.zone_secret import open_zone_secret
+from storage.errors import IncompatibleFormat, StorageError
 from storage.metadata.port import MetadataStore
+from storage.opening import Stores
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,26 +28,25 @@ class ZoneCache:
 
 @contextlib.asynccontextmanager
 async def open_zone_cache(
-    source: RangeSource,
-    *,
-    rack: str | None,
+    settings: Settings,
+    stores: Stores,
     directory: BrokerDirectory,
-    metadata: MetadataStore,
+    *,
     clock: Clock,
     telemetry: Telemetry,
     limits: ZoneLimits | None = None,
 ) -> AsyncIterator[ZoneCache]:
-    """Reads of `source` that ask other brokers of `rack` first, as `directory` saw them last.
+    """Reads of the object store that ask other brokers of `broker.rack` first, as `directory` saw them last.
 
-    Raises what `open_zone_secret` raises. Its `blocks.run` is the caller's to run.
+    Its `blocks.run` is the caller's to run. Raises `StartError` without the secret.
     """
     limits = limits or ZoneLimits()
-    secret = await open_zone_secret(metadata)
+    secret = await _secret(stores.metadata)
     asking = HttpPeers(secret, clock=clock, limits=limits)
     try:
         blocks = ZoneBlocks(
-            source,
-            peers=lambda: peers_of(directory.last_seen(), rack),
+            stores.objects,
+            peers=lambda: peers_of(directory.last_seen(), settings.broker.rack),
             own_id=lambda: directory.own_id,
             asking=asking,
             clock=clock,
@@ -54,3 +56,13 @@ async def open_zone_cache(
         yield ZoneCache(blocks, secret, limits)
     finally:
         await asking.close()
+
+
+async def _secret(metadata: MetadataStore) -> bytes:
+    try:
+        return await open_zone_secret(metadata)
+    except IncompatibleFormat as error:
+        raise StartError(str(error), exit_code=EXIT_USAGE) from error
+    except StorageError as error:
+        cause = f"cannot read the secret of storage.zone_cache: {error}. Without the setting the broker starts and reads the object store"
+        raise StartError(cause, exit_code=EXIT_UNREACHABLE) from error
