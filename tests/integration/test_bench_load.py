@@ -105,7 +105,7 @@ def test_on_real_services_the_meters_equal_the_access_log_and_lost_owners_are_re
     assert verdict.faults == ()
     assert (verdict.stored, verdict.consumed) == (2_000, {"g": 2_000, "h": 2_000})
     assert verdict.puts_counted is not None
-    assert verdict.puts_logged == verdict.puts_counted + verdict.puts_after_samples > 0
+    assert verdict.puts_logged == verdict.puts_counted + verdict.puts_unanswered + verdict.puts_after_samples > 0
     assert (tmp_path / "run" / "s3-access.log").exists()
     sets = json.loads((tmp_path / "run" / "routing.json").read_text())["sets"]
     remaps = [json.loads(line) for line in (tmp_path / "run" / "remaps.jsonl").read_text().splitlines()]

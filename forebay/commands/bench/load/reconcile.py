@@ -149,6 +149,8 @@ class LoadVerdict:
     stored: int
     consumed: Mapping[str, int]
     puts_counted: int | None
+    puts_unanswered: int
+    """The log has them, and their process heard no answer: S3 was away, or the request was cancelled."""
     puts_after_samples: int
     puts_logged: int | None
     faults: tuple[str, ...]
@@ -172,8 +174,9 @@ class LoadVerdict:
         elif self.puts_logged is None:
             puts = f"PUT {self.puts_counted:,} (not checked: no S3 server)"
         else:
-            late = f" + {self.puts_after_samples:,} after last samples" if self.puts_after_samples else ""
-            sign = "=" if self.puts_counted + self.puts_after_samples == self.puts_logged else "≠"
+            late = f" + {self.puts_unanswered:,} unanswered" if self.puts_unanswered else ""
+            late += f" + {self.puts_after_samples:,} after last samples" if self.puts_after_samples else ""
+            sign = "=" if self.puts_counted + self.puts_unanswered + self.puts_after_samples == self.puts_logged else "≠"
             puts = f"PUT {self.puts_counted:,}{late} {sign} {self.puts_logged:,}"
         word = "reconciled" if self.is_good else "NOT reconciled"
         return f"{word}: intent {self.intent:,} · acked {self.acked:,} · stored {self.stored:,}{consumed} · {puts}"
@@ -215,13 +218,14 @@ def reconcile(evidence: Evidence) -> LoadVerdict:
             group, evidence.groups[group], evidence.committed.get(group, {}), wanted, stored, faults=faults, explained=explained
         )
     _check_appended(evidence, faults, explained)
-    late = _check_requests(evidence, faults, explained)
+    unanswered, late = _check_requests(evidence, faults, explained)
     return LoadVerdict(
         intent=sum(one.end - one.first for one in evidence.sent),
         acked=sum(one.end - one.first for one in evidence.acked),
         stored=sum(run.records for run in evidence.stored),
         consumed=consumed,
         puts_counted=None if evidence.counts is None else sum(_puts(one.requests) for one in evidence.counts),
+        puts_unanswered=unanswered,
         puts_after_samples=late,
         puts_logged=None if evidence.logged is None else sum(_puts(requests) for requests in evidence.logged.values()),
         faults=faults.all(),
@@ -425,11 +429,12 @@ def _check_appended(evidence: Evidence, faults: _Lines, explained: _Lines) -> No
             explained.add(f"topic {topic}: {left:,} records were appended after the last sample of what has ended: {names}")
 
 
-def _check_requests(evidence: Evidence, faults: _Lines, explained: _Lines) -> int:
-    """The meters beside the access log. Returns the PUTs that ended processes made after their last samples."""
+def _check_requests(evidence: Evidence, faults: _Lines, explained: _Lines) -> tuple[int, int]:
+    """The meters beside the access log. Returns PUTs of the log that their processes heard no answer to, and PUTs that ended processes made
+    after their last samples."""
     if evidence.logged is None or evidence.counts is None:
-        return 0
-    late_puts = 0
+        return 0, 0
+    unanswered_puts = late_puts = 0
     for one in evidence.counts:
         logged = evidence.logged.get(one.run, {})
         unanswered: Counter[tuple[str, str]] = Counter()
@@ -442,6 +447,7 @@ def _check_requests(evidence: Evidence, faults: _Lines, explained: _Lines) -> in
                 continue
             more = logged.get(key, 0) - one.requests.get(key, 0)
             slack = unanswered[key.request, key.key]
+            unanswered_puts += max(0, min(more, slack)) if _is_put(key) else 0
             if more < 0 or (more > slack and not one.has_ended):
                 faults.add(
                     f"{one.name} ({one.run}): it counts {one.requests.get(key, 0):,} {key.request} of {key.key} answered {key.answer}, "
@@ -455,7 +461,7 @@ def _check_requests(evidence: Evidence, faults: _Lines, explained: _Lines) -> in
     known = {one.run for one in evidence.counts}
     for run in sorted(evidence.logged.keys() - known):
         faults.add(f"the S3 server's log has {sum(evidence.logged[run].values()):,} requests of an unknown process ({run or 'no token'})")
-    return late_puts
+    return unanswered_puts, late_puts
 
 
 def _is_put(key: RequestKey) -> bool:

@@ -251,6 +251,17 @@ def test_a_request_whose_answer_was_lost_may_be_in_the_log() -> None:
         assert faults(logged={"r": {PUT: logged}}, counts=process(requests={PUT: 3, LOST_PUT: 1})) == ()
     assert len(faults(logged={"r": {PUT: 5}}, counts=process(requests={PUT: 3, LOST_PUT: 1}))) == 1
 
+    verdict = reconcile(evidence(logged={"r": {PUT: 6}}, counts=process(requests={PUT: 3, LOST_PUT: 1}, has_ended=True)))
+    assert verdict.line().endswith("PUT 3 + 1 unanswered + 2 after last samples = 6")
+
+
+def test_where_no_broker_could_be_asked_its_counters_are_not_compared() -> None:
+    verdict = reconcile(evidence(counts=None))
+
+    assert verdict.is_good
+    assert verdict.explained == ("what the brokers count was not compared: the scenario names no HTTP addresses of theirs",)
+    assert verdict.line().endswith("PUT not checked: no broker was asked")
+
 
 def test_requests_of_an_unknown_process_are_a_fault() -> None:
     (fault,) = faults(logged={"r": {PUT: 3}, "": {PUT: 2}})
