@@ -60,7 +60,7 @@ def test_what_the_command_starts_ends_when_the_command_is_killed() -> None:
         "forebay.processes.tethered",
         sys.executable,
         "-c",
-        "print('there', flush=True); input_ = __import__('time').sleep(600)",
+        "import time; print('there', flush=True); time.sleep(600)",
     ]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
