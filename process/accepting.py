@@ -47,7 +47,7 @@ _FIXES: Final = {
 _NO_FIX: Final = "mend the cause; new connections wait, and each is tried again five times a second"
 
 PEER_CONNECTIONS_MAX: Final = 64
-"""To other brokers, with `storage.zone_cache`: to all of them together."""
+"""With `storage.zone_cache`: to all other brokers together. So many of them, too, beside `http.max_connections`."""
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 

@@ -106,11 +106,15 @@ def room_for(settings: Settings) -> DescriptorLimits:
     return room
 
 
+def peers_of_http(settings: Settings) -> int:
+    """Connections of other brokers that the HTTP port has room for beside those of its clients, and as many to them."""
+    return PEER_CONNECTIONS_MAX if settings.storage.zone_cache else 0
+
+
 def reserve_of(settings: Settings) -> int:
     schemes = {scheme_of(settings.storage.url), scheme_of(settings.metadata.url)}
     for_stores = RESERVED_FOR_REMOTE_STORES if schemes & _REMOTE else 0
-    for_peers = PEER_CONNECTIONS_MAX if settings.storage.zone_cache else 0
-    return RESERVED + for_stores + for_peers + settings.http.max_connections - HTTP_CONNECTIONS_MAX
+    return RESERVED + for_stores + 2 * peers_of_http(settings) + settings.http.max_connections - HTTP_CONNECTIONS_MAX
 
 
 def raise_limit(needed: int) -> int:

@@ -5,6 +5,7 @@ path, before anything is looked up.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -12,7 +13,6 @@ from aiohttp import web
 
 from broker.http.errors import HttpError
 from broker.http.guard import REQUESTS, error_response
-from broker.zone_cache.blocks import SERVING
 from broker.zone_cache.opening import ZoneCache
 from broker.zone_cache.wire import (
     FROM_MEMORY,
@@ -40,7 +40,7 @@ _log = structlog.get_logger("zone_cache")
 
 
 class ServesZone:
-    """Answers from the block cache of this broker, and reads through it what belongs to this broker."""
+    """Answers from the block cache of this broker, and reads what belongs to this broker past it: see broker/zone_cache/blocks.py."""
 
     def __init__(self, zone: ZoneCache, blocks: BlockCache, *, clock: Clock, telemetry: Telemetry) -> None:
         self._zone = zone
@@ -60,26 +60,27 @@ class ServesZone:
         block = block_of(request.raw_path)
         if block is None:
             return self._refuse(HttpError(400, "InvalidRequest", "not a block, or a part of one, of a WAL object or a segment"))
-        is_here = self._blocks.is_here(*block)
-        if not is_here and not self._zone.blocks.owns(block):
+        here = self._blocks.read_here(*block)
+        if here is None and not self._zone.blocks.owns(block):
             return self._refuse(HttpError(421, "MisdirectedRequest", "this broker sees another owner of that block"))
         if self._serving >= self._zone.limits.served_max:
             return self._refuse(HttpError(503, "BackPressureRejected", "other brokers ask for as many blocks as are served at a time"))
         self._serving += 1
         try:
-            return await self._serve(request, block, is_here=is_here)
+            return await self._serve(request, block, here)
         finally:
             self._serving -= 1
 
-    async def _serve(self, request: web.Request, block: BlockRange, *, is_here: bool) -> web.StreamResponse:
-        response = web.StreamResponse(headers={READ: FROM_MEMORY if is_here else FROM_STORE, "Content-Type": "application/octet-stream"})
+    async def _serve(self, request: web.Request, block: BlockRange, here: Sequence[memoryview] | None) -> web.StreamResponse:
+        read = FROM_STORE if here is None else FROM_MEMORY
+        response = web.StreamResponse(headers={READ: read, "Content-Type": "application/octet-stream"})
         response.content_length = block.size_bytes + TRAILER_BYTES
         status = _CUT_OFF
         try:
             async with asyncio.timeout(self._zone.limits.body_s):
                 # The asker hears at once that it is worth waiting.
                 await response.prepare(request)
-                views = await self._read(block)
+                views = await self._read(block) if here is None else here
                 for view in views:
                     await response.write(view)
                 await response.write_eof(trailer_of(self._zone.secret, request.headers[NONCE], checksum_of(views)))
@@ -93,13 +94,11 @@ class ServesZone:
                 request.transport.abort()
         return response
 
-    async def _read(self, block: BlockRange) -> list[memoryview]:
-        token = SERVING.set(True)
-        try:
-            with caused_by("fetch"):
-                return await self._blocks.read(block.key, block.start, block.end, object_size=block.end, is_history=True)
-        finally:
-            SERVING.reset(token)
+    async def _read(self, block: BlockRange) -> Sequence[memoryview]:
+        with caused_by("fetch"):
+            views = await self._zone.blocks.read_own(block)
+        self._blocks.offer(block.key, block.start, views)
+        return views
 
     def _refuse(self, error: HttpError) -> web.Response:
         self._count(str(error.status))

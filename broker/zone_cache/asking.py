@@ -61,7 +61,7 @@ class HttpPeers:
         url = URL(f"http://{bracketed(peer.host)}:{peer.port}{target}", encoded=True)
         try:
             response = await self._session.get(url, headers=headers, allow_redirects=False)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as error:  # the last: the session is closed
             raise PeerFailed("unreachable", f"{type(error).__name__}: {error}"[:_SAID_CHARS_MAX]) from None
         answer = _HttpAnswer(self._secret, response, block, nonce=headers[NONCE])
         try:
@@ -104,7 +104,11 @@ class _HttpAnswer:
         try:
             self._is_read = await self._fill(buffers)
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
-            raise PeerFailed("unreachable", f"it ended its answer early: {type(error).__name__}"[:_SAID_CHARS_MAX]) from None
+            cause = f"it ended its answer early: {type(error).__name__}"[:_SAID_CHARS_MAX]
+            if self._response.headers[READ] == FROM_STORE:
+                # It could not read the block, as one that was deleted; or it ends, and the next request finds nobody.
+                raise PeerFailed("refused", cause, is_well=True) from None
+            raise PeerFailed("unreachable", cause) from None
         *parts, trailer = buffers
         if not self._is_read or not is_trailer(self._secret, self._nonce, parts, trailer):
             raise PeerFailed("damaged", f"not the bytes that it says they are, or not from this cluster: {self._block}")

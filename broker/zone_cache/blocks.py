@@ -3,10 +3,11 @@
     get → of which broker is the block? of this one: the store
                                         of another: ask it, ANSWER_S until it begins to answer and BODY_S until it has → else the store
 
-A block belongs to one of the live brokers of the zone by rendezvous hash, so one that leaves moves its own blocks alone. The owner reads
-through its block cache, so all that ask at a time, and its own readers, cost one GET. It asks no broker in turn: it answers what it has in
-memory, or what belongs to it as it sees the zone, and its read goes past this module (`SERVING`). So brokers that see different zones ask
-one of them in vain, and never each other.
+A block belongs to one of the live brokers of the zone by rendezvous hash, so one that leaves moves its own blocks alone. All that ask the
+owner at a time, and its own readers, share one GET (`StoreReads`). A broker that is asked waits for its store and for nothing else: for no
+other broker, no room in its cache and no file of its machine. Two brokers would wait for each other there: a read of several blocks holds
+its room, and what others wait for, while it asks. It answers what it has in memory, or what belongs to it as it sees the zone. So brokers
+that see different zones ask one of them in vain.
 
 Whatever another broker does, a read ends in the store's bytes or the store's error.
 """
@@ -14,8 +15,8 @@ Whatever another broker does, a read ends in the store's bytes or the store's er
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, NamedTuple, NoReturn, Protocol
 
 import structlog
@@ -27,24 +28,29 @@ from process.accepting import PEER_CONNECTIONS_MAX
 from runtime.clock import Clock
 from runtime.telemetry import Children, Metric, Telemetry
 from storage.cache.blocks import RangeSource
+from storage.cache.singleflight import SingleFlight
 from storage.catalog.brokers import BLOCKS_LISTENER, BrokerDirectory, BrokerRecord
 from storage.errors import EndsEarly, StorageError
-from storage.limits import BLOCK_BYTES
+from storage.limits import BLOCK_BYTES, PART_BYTES
+from storage.views import cut_views
 from storage.vocabulary import Buffer
 
 ANSWER_S: Final = 0.05
 """What a peer has not begun to answer by then is read from the store: connecting, and waiting for a connection, are within it."""
 BODY_S: Final = 2.0
 """What a peer has said it reads, and not brought by then, is read from the store as well."""
-ASKS_MAX: Final = 8
-"""Under way at a time to one peer: further ones wait within ANSWER_S."""
-ASKS_ALL_MAX: Final = PEER_CONNECTIONS_MAX
+PEERS_MAX: Final = 16
+"""The brokers of a zone with the lowest ids own all blocks; further ones ask them."""
+ASKS_MAX: Final = PEER_CONNECTIONS_MAX // PEERS_MAX
+"""Under way at a time to one peer: further ones wait within ANSWER_S. No more connections to it are kept."""
 SERVED_MAX: Final = 16
 """Requests of peers under way at a time: more are refused, and their askers read from the store."""
 FAILURES_MAX: Final = 3
 """In a row, from which on a peer is left alone."""
 LEFT_ALONE_S: Final = 5.0
 DISTRUSTED_MAX: Final = 1_024
+DISTRUST_S: Final = 30.0
+"""A look at what was read wrong, and what comes of it, take less."""
 LOOK_EVERY_S: Final = 10.0
 """The directory hears of changes by hints, some of which may be missing."""
 
@@ -55,9 +61,6 @@ REQUESTS: Final = Metric(
     "too many under way).",
     ("outcome",),
 )
-
-SERVING: Final[ContextVar[bool]] = ContextVar("serving_peer", default=False)
-"""Whether what is read is for another broker: then no other one is asked."""
 
 PeerFailure = Literal["timeout", "refused", "damaged", "unreachable"]
 AskOutcome = Literal["hit", "miss", "timeout", "refused", "damaged", "unreachable", "skipped"]
@@ -132,12 +135,13 @@ class BlockPeers(Protocol):
 
 
 def peers_of(records: Sequence[BrokerRecord], rack: str | None) -> list[Peer]:
-    """The brokers of a zone that answer for blocks."""
-    return [
+    """The brokers of a zone that answer for blocks, PEERS_MAX at most."""
+    found = [
         Peer(record.broker_id, endpoint.host, endpoint.port, record.session_id)
         for record in records
         if record.rack == rack and rack is not None and (endpoint := record.endpoint(BLOCKS_LISTENER)) is not None
     ]
+    return sorted(found)[:PEERS_MAX]
 
 
 def owner_of(key: str, position: int, peers: Sequence[Peer]) -> Peer | None:
@@ -146,34 +150,89 @@ def owner_of(key: str, position: int, peers: Sequence[Peer]) -> Peer | None:
     return next((peer for peer in peers if ranked and peer.broker_id == ranked[0].broker_id), None)
 
 
+class StoreReads:
+    """Reads of the store that share what is under way, and what is lent."""
+
+    def __init__(self, source: RangeSource) -> None:
+        self._source = source
+        self._flights: SingleFlight[BlockRange, Sequence[memoryview]] = SingleFlight()
+        self._flying: dict[str, list[BlockRange]] = {}
+        self._lent: dict[str, list[tuple[BlockRange, Sequence[memoryview]]]] = {}
+
+    def lend(self, block: BlockRange, parts: Sequence[memoryview]) -> None:
+        """Others may have it without a GET, until `take_back`."""
+        self._lent.setdefault(block.key, []).append((block, parts))
+
+    def take_back(self, key: str, lent: Sequence[memoryview]) -> None:
+        left = [one for one in self._lent.pop(key) if one[1] is not lent]
+        if left:
+            self._lent[key] = left
+
+    async def read(self, block: BlockRange, *, part_bytes: int) -> Sequence[memoryview]:
+        """The bytes, in parts. Raises what the store raises, and `EndsEarly`."""
+        for lent, parts in self._lent.get(block.key, ()):
+            if lent.start <= block.start and block.end <= lent.end:
+                return cut_views(parts, block.start - lent.start, block.end - lent.start)
+        whole = next((one for one in self._flying.get(block.key, ()) if one.start <= block.start and block.end <= one.end), block)
+        flying = self._flying.setdefault(block.key, [])
+        flying.append(whole)
+        try:
+            parts = await self._flights.run(whole, partial(self._get, whole, part_bytes))
+        finally:
+            flying.remove(whole)
+            if not flying:
+                self._flying.pop(block.key, None)
+        return parts if whole == block else cut_views(parts, block.start - whole.start, block.end - whole.start)
+
+    async def _get(self, block: BlockRange, part_bytes: int) -> Sequence[memoryview]:
+        parts = await self._source.get_parts(block.key, block.start, block.end, part_bytes=part_bytes)
+        if (size_bytes := sum(map(len, parts))) != block.size_bytes:
+            raise EndsEarly(f"a store gave {size_bytes} bytes of {block}")
+        return [memoryview(part).toreadonly() for part in parts]
+
+
 class LeftAlone:
-    """Which peers are left alone: one that failed `failures_max` times in a row, for `left_alone_s`; a next failure renews it."""
+    """Which peers are left alone: one that failed `failures_max` times in a row, for `left_alone_s`. Then one request finds out for all: a
+    next failure renews it.
+    """
 
     def __init__(self, limits: ZoneLimits, clock: Clock) -> None:
         self._limits = limits
         self._clock = clock
         self._failures: dict[int, int] = {}
         self._until_s: dict[int, float] = {}
+        self._trying: set[int] = set()
 
-    def is_left_alone(self, peer: Peer) -> bool:
-        return self._clock.monotonic_s() < self._until_s.get(peer.session_id, float("-inf"))
+    def may_ask(self, peer: Peer) -> bool:
+        """Whether a request may begin, which will be noted here."""
+        until_s = self._until_s.get(peer.session_id)
+        if until_s is None:
+            return True
+        if self._clock.monotonic_s() < until_s:
+            return False
+        # Nobody else for as long, unless this one is answered.
+        self._until_s[peer.session_id] = self._clock.monotonic_s() + self._limits.left_alone_s
+        self._trying.add(peer.session_id)
+        return True
 
     def note_answer(self, peer: Peer) -> None:
         self._failures.pop(peer.session_id, None)
         self._until_s.pop(peer.session_id, None)
+        self._trying.discard(peer.session_id)
 
     def note_failure(self, peer: Peer) -> bool:
-        """Whether it is left alone again: it had its time, and has not answered since."""
+        """Whether it had its time, and has not answered since."""
         count = self._failures[peer.session_id] = self._failures.get(peer.session_id, 0) + 1
-        if count < self._limits.failures_max or self.is_left_alone(peer):
-            return False
-        is_again = peer.session_id in self._until_s
-        self._until_s[peer.session_id] = self._clock.monotonic_s() + self._limits.left_alone_s
+        is_again = peer.session_id in self._trying
+        self._trying.discard(peer.session_id)
+        if is_again or (count >= self._limits.failures_max and peer.session_id not in self._until_s):
+            self._until_s[peer.session_id] = self._clock.monotonic_s() + self._limits.left_alone_s
         return is_again
 
     def forget_others(self, peers: Sequence[Peer]) -> None:
         """Keep what is known of these alone."""
         kept = {peer.session_id for peer in peers}
+        self._trying &= kept
         for known in (self._failures, self._until_s):
             for session_id in known.keys() - kept:
                 del known[session_id]
@@ -194,14 +253,15 @@ class ZoneBlocks:
         limits: ZoneLimits,
     ) -> None:
         self._source = source
+        self._reads = StoreReads(source)
         self._peers = peers
         self._own_id = own_id
         self._asking = asking
         self._limits = limits
+        self._clock = clock
         self._left_alone = LeftAlone(limits, clock)
         self._places: dict[int, asyncio.Semaphore] = {}
-        self._places_of_all = asyncio.Semaphore(ASKS_ALL_MAX)
-        self._distrusted: OrderedDict[str, None] = OrderedDict()
+        self._distrusted: OrderedDict[str, float] = OrderedDict()
         self._said: set[tuple[int, str]] = set()
         self._requests = Children[AskOutcome, Counter](telemetry.counter(REQUESTS).labels)
 
@@ -210,11 +270,25 @@ class ZoneBlocks:
         owner = owner_of(block.key, block.start, self._peers())
         return owner is not None and owner.broker_id == self._own_id()
 
+    async def read_own(self, block: BlockRange) -> Sequence[memoryview]:
+        """For a broker that asks: from the store, with others that read it. Raises what the store raises, and `EndsEarly`."""
+        return await self._reads.read(block, part_bytes=PART_BYTES)
+
     def distrust(self, key: str) -> None:
-        """What was read of an object is not what was written, though each peer has said what it read: the next read asks the store."""
-        self._distrusted[key] = None
+        """What was read of an object is not what was written, though each peer has said what it read: for a while only the store is asked
+        for it. Others read other parts of it meanwhile, so one read does not end that.
+        """
+        self._distrusted.pop(key, None)
+        self._distrusted[key] = self._clock.monotonic_s() + DISTRUST_S
         while len(self._distrusted) > DISTRUSTED_MAX:
             self._distrusted.popitem(last=False)
+
+    def _is_distrusted(self, key: str) -> bool:
+        until_s = self._distrusted.get(key)
+        if until_s is not None and self._clock.monotonic_s() >= until_s:
+            del self._distrusted[key]
+            return False
+        return until_s is not None
 
     async def run(self, directory: BrokerDirectory) -> NoReturn:
         """Look now and then at the brokers of the zone, and forget those that left, until cancelled."""
@@ -236,14 +310,22 @@ class ZoneBlocks:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def get_parts(self, key: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
-        pieces = self._pieces(key, start, end)
-        if all(peer is None for _, peer in pieces):
+        if start == end or self._is_distrusted(key):
             return await self._source.get_parts(key, start, end, part_bytes=part_bytes)
+        pieces = self._pieces(key, start, end)
+        if len(pieces) == 1 and pieces[0][1] is None:
+            return await self._reads.read(pieces[0][0], part_bytes=part_bytes)
         found: dict[int, Sequence[Buffer]] = {}
+        lent: list[Sequence[memoryview]] = []
 
         async def read(block: BlockRange, peer: Peer | None) -> None:
             given = None if peer is None else await self._ask(peer, block, part_bytes=part_bytes)
-            found[block.start] = await self._read_store(block, part_bytes=part_bytes) if given is None else given
+            if given is None:
+                given = await self._reads.read(block, part_bytes=part_bytes)
+                # It is in no cache until the pieces of others are there, too, and who asks for it meanwhile need not read it.
+                lent.append(given)
+                self._reads.lend(block, given)
+            found[block.start] = given
 
         try:
             if len(pieces) == 1:
@@ -255,18 +337,17 @@ class ZoneBlocks:
         except ExceptionGroup as failures:
             # What the store raised, not that it was asked several things at once.
             raise failures.exceptions[0] from None
+        finally:
+            for parts in lent:
+                self._reads.take_back(key, parts)
         return [part for block, _ in pieces for part in found[block.start]]
 
     def _pieces(self, key: str, start: int, end: int) -> list[tuple[BlockRange, Peer | None]]:
         """What to ask of whom; None: the store. One GET goes over neighbours that are read from it."""
-        whole: list[tuple[BlockRange, Peer | None]] = [(BlockRange(key, start, end), None)]
-        if key in self._distrusted:
-            del self._distrusted[key]
-            return whole
         own_id = self._own_id()
         peers = self._peers()
-        if start == end or SERVING.get() or all(peer.broker_id == own_id for peer in peers):
-            return whole
+        if all(peer.broker_id == own_id for peer in peers):
+            return [(BlockRange(key, start, end), None)]
         pieces: list[tuple[BlockRange, Peer | None]] = []
         for position in (start, *range((start // BLOCK_BYTES + 1) * BLOCK_BYTES, end, BLOCK_BYTES)):
             stop = min(end, (position // BLOCK_BYTES + 1) * BLOCK_BYTES)
@@ -280,13 +361,13 @@ class ZoneBlocks:
 
     async def _ask(self, peer: Peer, block: BlockRange, *, part_bytes: int) -> Sequence[Buffer] | None:
         """The bytes; None if the store must be asked. Raises nothing that a peer can cause."""
-        if self._left_alone.is_left_alone(peer):
-            self._requests["skipped"].inc()
-            return None
         places = self._places.setdefault(peer.session_id, asyncio.Semaphore(self._limits.asks_max))
         is_asked = False
         try:
-            async with asyncio.timeout(self._limits.answer_s) as deadline, places, self._places_of_all:
+            async with asyncio.timeout(self._limits.answer_s) as deadline, places:
+                if not self._left_alone.may_ask(peer):
+                    self._requests["skipped"].inc()
+                    return None
                 is_asked = True
                 answering = await self._asking.ask(peer, block)
                 try:
@@ -310,12 +391,6 @@ class ZoneBlocks:
         self._left_alone.note_answer(peer)
         self._requests["hit" if given.was_here else "miss"].inc()
         return given.parts
-
-    async def _read_store(self, block: BlockRange, *, part_bytes: int) -> Sequence[Buffer]:
-        parts = await self._source.get_parts(block.key, block.start, block.end, part_bytes=part_bytes)
-        if (size_bytes := sum(map(len, parts))) != block.size_bytes:
-            raise EndsEarly(f"a store gave {size_bytes} bytes of {block}")
-        return parts
 
     def _note_failure(self, peer: Peer, outcome: PeerFailure, cause: str) -> None:
         self._requests[outcome].inc()

@@ -20,6 +20,7 @@ from forebay.processes.companion import Companion, companion_of
 from forebay.processes.workers.link import SupervisorLink
 from process import descriptors, malloc, preflight
 from process.cost.meter import CostMeter
+from process.descriptors import peers_of_http
 from process.event_loop import loop_factory
 from process.explain import explain
 from process.http.health import Readiness
@@ -212,7 +213,7 @@ async def http_side(settings: Settings, broker: ServedBroker, *, announce: "Anno
             blocking=blocking,
             clock=SystemClock(),
             routes=() if parts is None else log_api.routes_of(parts, settings, blocking=packing, is_ready=is_ready),
-            connections_max=settings.http.max_connections,
+            connections_max=settings.http.max_connections + peers_of_http(settings),
         )
         closing.push_async_callback(server.stop)
         address = await server.start(settings.http.listen)

@@ -238,6 +238,18 @@ class BlockCache:
             await self._flights.run(piece, partial(self._fetch, piece, is_history=True))
         return True
 
+    def offer(self, key: str, start: int, parts: Sequence[memoryview]) -> None:
+        """Keep what was read of an object past this cache, as history, if it finds a place without a wait."""
+        size_bytes = sum(map(len, parts))
+        if size_bytes > self.bytes_max:
+            return
+        self._count_coming(size_bytes, is_history=True)
+        try:
+            self._make_room(0)
+            self._keep(Piece(key, start, start + size_bytes), parts, is_history=True)
+        finally:
+            self._count_coming(-size_bytes, is_history=True)
+
     def leave_behind(self, key: str, start: int, position: int) -> None:
         """A consumer in order that was at `start` goes on at `position`: the pieces that end between them, or at `position`, are among the
         first to go.

@@ -10,7 +10,7 @@ import pytest
 
 from broker.http.zone_blocks import ServesZone
 from broker.zone_cache.asking import HttpPeers
-from broker.zone_cache.blocks import Peer, PeerBlock, PeerFailed, ZoneBlocks, ZoneLimits
+from broker.zone_cache.blocks import Peer, PeerBlock, PeerFailed, ZoneBlocks, ZoneLimits, owner_of
 from broker.zone_cache.opening import ZoneCache
 from broker.zone_cache.wire import (
     CLOCKS_DIFFER_MS_MAX,
@@ -40,7 +40,11 @@ from storage.vocabulary import Buffer, ObjectId, PartitionId, TopicId
 HOST = "127.0.0.1"
 SECRET = os.urandom(32)
 ULID = "01JGFJJZ005591T038X855YAFS"
-KEY = object_key(ObjectId(ULID))
+KEYS = [
+    object_key(ObjectId(f"01JGFJJZ005591T038X855Y{end}")) for end in ("AFS", "AFT", "AFV", "AFW", "AFX", "AFY", "AFZ", "AG0", "AG1", "AG2")
+]
+KEY = KEYS[0]
+PAIR = [Peer(number, "127.0.0.1", number, number) for number in (1, 2)]
 SEGMENT = segment_key(PartitionId(TopicId("8e66447a-4af2-46f2-9663-5c2cb2777f87"), 3), ObjectId(ULID))
 BODY = os.urandom(BLOCK_BYTES + 100 * KIB)
 BLOCK = BlockRange(KEY, 0, 1_000)
@@ -72,7 +76,8 @@ class Gated(MemoryObjectStore):
 class Owner:
     """A broker that serves blocks; it sees `peers` in its zone."""
 
-    def __init__(self, objects: Gated, limits: ZoneLimits) -> None:
+    def __init__(self, objects: Gated, limits: ZoneLimits, *, own_id: int, bytes_max: int) -> None:
+        self._own_id = own_id
         clock, self.telemetry = SystemClock(), Telemetry()
         self.objects = objects
         self.peers = [Peer(1, HOST, 1, 1)]
@@ -80,19 +85,27 @@ class Owner:
         self.blocks = ZoneBlocks(
             objects,
             peers=lambda: self.peers,
-            own_id=lambda: 1,
+            own_id=lambda: own_id,
             asking=self.asking,
             clock=clock,
             telemetry=self.telemetry,
             limits=limits,
         )
-        self.cache = BlockCache(self.blocks, bytes_max=64 * BLOCK_BYTES, clock=clock, telemetry=self.telemetry)
+        self.cache = BlockCache(self.blocks, bytes_max=bytes_max, clock=clock, telemetry=self.telemetry)
         self.serves = ServesZone(ZoneCache(self.blocks, SECRET, limits), self.cache, clock=clock, telemetry=self.telemetry)
         self.address = HttpAddress(HOST, 0)
 
     @property
     def peer(self) -> Peer:
-        return Peer(1, self.address.host, self.address.port, 1)
+        return Peer(self._own_id, self.address.host, self.address.port, self._own_id)
+
+    def asks(self) -> dict[str, float]:
+        return {
+            sample.labels["outcome"]: sample.value
+            for family in self.telemetry.registry.collect()
+            for sample in family.samples
+            if sample.name == "forebay_peer_cache_requests_total"
+        }
 
     def answered(self) -> dict[str, float]:
         return {
@@ -104,12 +117,13 @@ class Owner:
 
 
 @contextlib.asynccontextmanager
-async def owning(limits: ZoneLimits = PATIENT) -> AsyncIterator[Owner]:
+async def owning(limits: ZoneLimits = PATIENT, *, own_id: int = 1, bytes_max: int = 64 * BLOCK_BYTES) -> AsyncIterator[Owner]:
     objects = Gated()
-    await objects.put_if_absent(KEY, [BODY])
+    for key in KEYS:
+        await objects.put_if_absent(key, [BODY])
     await objects.put_if_absent(SEGMENT, [BODY[::-1]])
     await objects.put_if_absent("forebay-cluster.json", [b"{}"])
-    owner = Owner(objects, limits)
+    owner = Owner(objects, limits, own_id=own_id, bytes_max=bytes_max)
     blocking = ThreadBlocking(threads=1, name="http")
     server = HttpServer(
         ProcessFacts("/api/v1/broker", "0.1.0", dict),
@@ -209,6 +223,32 @@ async def test_brokers_that_take_each_other_for_the_owner_do_not_ask_in_circles(
         assert one.answered().keys() | other.answered().keys() <= {"421", "200"}
 
 
+@contextlib.asynccontextmanager
+async def zone_of_two(*, bytes_max: int = 64 * BLOCK_BYTES) -> AsyncIterator[tuple[Owner, Owner]]:
+    async with owning(own_id=1, bytes_max=bytes_max) as one, owning(own_id=2, bytes_max=bytes_max) as other:
+        one.peers = other.peers = [one.peer, other.peer]
+        yield one, other
+
+
+async def test_brokers_that_read_the_same_blocks_at_once_do_not_wait_for_each_other() -> None:
+    # Each reads both blocks in one flight, and asks the other for one of them: that one may not wait for the other's flight.
+    key = next(key for key in KEYS if {owner_of(key, at, PAIR) for at in (0, BLOCK_BYTES)} == set(PAIR))
+    async with zone_of_two() as brokers:
+        found = await asyncio.gather(*(broker.cache.read(key, 0, len(BODY), object_size=len(BODY)) for broker in brokers))
+
+        assert [b"".join(views) for views in found] == [BODY] * 2
+        assert [broker.objects.gets for broker in brokers] == [1, 1], "a block of each"
+
+
+async def test_brokers_whose_caches_have_no_room_left_do_not_wait_for_each_other() -> None:
+    async with zone_of_two(bytes_max=0) as brokers:
+        reads = [broker.cache.read(key, 0, 1_000, object_size=len(BODY)) for broker in brokers for key in KEYS]
+        found = await asyncio.gather(*reads)
+
+        assert [b"".join(views) for views in found] == [BODY[:1_000]] * len(reads)
+        assert set(brokers[0].asks()) | set(brokers[1].asks()) <= {"hit", "miss"}
+
+
 async def test_more_at_a_time_than_are_served_are_refused() -> None:
     async with owning(ZoneLimits(answer_s=SOON_S, body_s=SOON_S, served_max=2)) as owner:
         owner.objects.gate.clear()
@@ -231,7 +271,7 @@ async def test_what_the_owner_cannot_read_ends_its_answer() -> None:
     async with owning() as owner:
         with pytest.raises(PeerFailed) as failed:
             await get(owner.peer, BlockRange(object_key(ObjectId(ULID.replace("A", "B"))), 0, 100))
-        assert failed.value.outcome == "unreachable"
+        assert (failed.value.outcome, failed.value.is_well) == ("refused", True)
         assert owner.answered() == {"499": 1}
 
         assert b"".join((await get(owner.peer, BLOCK)).parts) == BODY[:1_000], "the next one is answered"
@@ -242,7 +282,7 @@ async def test_an_owner_that_reads_for_too_long_gives_up() -> None:
         owner.objects.gate.clear()
         with pytest.raises(PeerFailed) as failed:
             await get(owner.peer, BLOCK)
-        assert failed.value.outcome == "unreachable"
+        assert (failed.value.outcome, failed.value.is_well) == ("refused", True)
 
 
 # What is asked without the secret, or of nothing that is a block.

@@ -98,11 +98,11 @@ def test_stores_on_other_machines_need_a_larger_reserve(stores: dict[str, str], 
     assert fit_connections(settings(**stores)).kafka.max_connections == 1_024 - reserve - min(HTTP, (1_024 - reserve) // 4)
 
 
-def test_requests_to_brokers_of_the_zone_have_descriptors_of_their_own() -> None:
+def test_requests_to_and_of_brokers_of_the_zone_have_descriptors_of_their_own() -> None:
     alone = Settings.model_validate({"broker": {"rack": "a"}})
     together = Settings.model_validate({"broker": {"rack": "a"}, "storage": {"zone_cache": True}})
 
-    assert reserve_of(together) == reserve_of(alone) + PEER_CONNECTIONS_MAX
+    assert reserve_of(together) == reserve_of(alone) + 2 * PEER_CONNECTIONS_MAX
 
 
 def test_a_limit_that_leaves_no_connection_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

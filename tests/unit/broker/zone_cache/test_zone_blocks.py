@@ -10,11 +10,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.zone_cache.blocks import (
-    ASKS_ALL_MAX,
+    DISTRUST_S,
     DISTRUSTED_MAX,
     FAILURES_MAX,
     LEFT_ALONE_S,
-    SERVING,
+    PEERS_MAX,
     Answering,
     Peer,
     PeerBlock,
@@ -22,11 +22,13 @@ from broker.zone_cache.blocks import (
     ZoneBlocks,
     ZoneLimits,
     owner_of,
+    peers_of,
 )
 from broker.zone_cache.wire import BlockRange
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
 from storage.cache.blocks import BlockCache
+from storage.catalog.brokers import BLOCKS_LISTENER, BrokerRecord, Endpoint
 from storage.errors import EndsEarly, NotFound
 from storage.limits import BLOCK_BYTES, KIB, PART_BYTES
 from storage.opening import open_shared_blocks
@@ -217,16 +219,24 @@ async def test_neighbouring_blocks_of_this_broker_cost_one_get() -> None:
     assert zone.asking.asked == [(2, BlockRange(key, 2 * BLOCK_BYTES, 3 * BLOCK_BYTES))]
 
 
-async def test_a_read_for_another_broker_asks_nobody() -> None:
+async def test_a_read_for_another_broker_asks_nobody_and_shares_the_get_of_this_broker_s_own_readers() -> None:
     zone = Zone()
-    token = SERVING.set(True)
-    try:
-        assert await zone.read(0, 100, key_of(2)) == BODY[:100]
-    finally:
-        SERVING.reset(token)
+    others, own = key_of(2), key_of(OWN_ID)
 
+    assert b"".join(await zone.blocks.read_own(BlockRange(others, 0, 100))) == BODY[:100]
     assert zone.asking.asked == []
-    assert len(zone.objects.gets) == 1
+    assert zone.objects.gets == [(0, 100)]
+
+    found = await asyncio.gather(
+        zone.read(0, BLOCK_BYTES, own),
+        *(zone.blocks.read_own(BlockRange(own, start, end)) for start, end in ((0, BLOCK_BYTES), (17, 2_000))),
+    )
+    assert [b"".join(parts) if isinstance(parts, list) else parts for parts in found] == [
+        BODY[:BLOCK_BYTES],
+        BODY[:BLOCK_BYTES],
+        BODY[17:2_000],
+    ]
+    assert zone.objects.gets == [(0, 100), (0, BLOCK_BYTES)]
 
 
 @pytest.mark.parametrize("failure", ["unreachable", "refused", "damaged"])
@@ -340,17 +350,21 @@ async def test_so_many_requests_to_a_peer_are_under_way_and_no_more() -> None:
     assert zone.objects.gets == []
 
 
-async def test_all_peers_together_are_asked_for_so_much_at_a_time_and_the_rest_is_read_from_the_store() -> None:
-    zone = Zone(ZoneLimits(answer_s=0.05, body_s=60.0, asks_max=10 * ASKS_ALL_MAX))
-    zone.asking.body.clear()
-    keys = [key for number in range(1_000) if owner(0, PEERS, key := f"wal/{number}") != OWN_ID][: ASKS_ALL_MAX + 5]
-    async with asyncio.TaskGroup() as group:
-        readings = [group.create_task(zone.read(0, 100, key)) for key in keys]
-        await until(lambda: len(zone.objects.gets) == 5)
-        zone.asking.body.set()
+def test_the_brokers_with_the_lowest_ids_own_the_blocks_of_a_large_zone() -> None:
+    records = [
+        BrokerRecord(
+            broker_id=number,
+            listeners=(Endpoint(BLOCKS_LISTENER, "localhost", 1_000 + number),),
+            rack="a",
+            version="0.1.0",
+            started_at_ms=0,
+            session_id=number,
+        )
+        for number in range(3 * PEERS_MAX, 0, -1)
+    ]
 
-    assert [reading.result() for reading in readings] == [BODY[:100]] * len(keys)
-    assert zone.outcomes() == {"hit": ASKS_ALL_MAX, "skipped": 5}
+    assert [peer.broker_id for peer in peers_of(records, "a")] == list(range(1, PEERS_MAX + 1))
+    assert peers_of(records, "b") == peers_of(records, None) == []
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -359,15 +373,20 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_an_object_that_was_read_wrong_is_read_from_the_store_next_and_then_from_peers_again() -> None:
+async def test_an_object_that_was_read_wrong_is_read_from_the_store_by_all_for_a_while_and_then_from_peers_again() -> None:
     zone = Zone()
     key = key_of(2)
     zone.blocks.distrust(key)
 
-    assert await zone.read(0, 100, key) == BODY[:100]
+    for _ in range(3):
+        assert await zone.read(0, 100, key) == BODY[:100]
+        zone.clock.advance(DISTRUST_S / 4)
     assert zone.asking.asked == []
+    assert len(zone.objects.gets) == 3
+
+    zone.clock.advance(DISTRUST_S / 4)
     assert await zone.read(0, 100, key) == BODY[:100]
-    assert len(zone.objects.gets) == 1
+    assert len(zone.objects.gets) == 3
 
 
 async def test_so_many_distrusted_objects_are_remembered() -> None:

@@ -875,3 +875,19 @@ async def test_the_cache_makes_room_for_what_is_fetched_before_it_is_there(monke
     assert meanwhile == (2 * piece, BLOCK)
     assert telemetry.registry.get_sample_value(BYTES.name) == 3 * piece
     assert telemetry.registry.get_sample_value(FETCHING_BYTES.name) == 0
+
+
+async def test_what_was_read_past_the_cache_is_kept_where_there_is_room_and_changes_nothing_that_is_there() -> None:
+    cached = Cached(Objects({"wal/a": WHOLE, "wal/b": WHOLE}), bytes_max=3_000)
+    offered = memoryview(WHOLE)[:800]
+    cached.cache.offer("wal/a", 0, [offered[:400], offered[400:]])
+
+    assert b"".join(cached.cache.read_here("wal/a", 100, 700) or []) == WHOLE[100:700]
+    held = cached.bytes_held()
+    cached.cache.offer("wal/a", 300, [memoryview(WHOLE)[300:500]])
+    assert cached.bytes_held() == held, "it overlaps what is there"
+    cached.cache.offer("wal/b", 0, [memoryview(bytes(5_000))])
+    assert cached.bytes_held() == held, "it is larger than the cache"
+    cached.cache.offer("wal/b", 0, [memoryview(WHOLE)])
+    assert cached.cache.read_here("wal/b", 0, 1_000) == [WHOLE]
+    assert cached.cache.read_here("wal/a", 0, 1) is None, "it made room"
