@@ -49,7 +49,7 @@ WORST_S: Final = 2.5
 READY_WITHIN_S: Final = 60.0
 LOADED_MIN: Final = 100
 """Answers to a kind in each phase, or nothing was measured."""
-LOADED_WITHIN_S: Final = 60.0
+LOADED_WITHIN_S: Final = 200.0
 """On a busy machine. If each answer waited for the shard for a second, a phase would have fewer."""
 
 _clock = SystemClock()
@@ -321,13 +321,13 @@ def check_unnoticed(measured: Measured, kind: str) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize("kind", ["list_offsets", "fetch", "fetch_of_both", "offset_commit", "produce"])
 def test_what_lives_on_other_shards_does_not_notice_a_silent_one(measured: Measured, kind: str) -> None:
     check_unnoticed(measured, kind)
 
 
 @pytest.mark.alone  # it may be the one for which all is measured
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(700)
 def test_what_lives_on_the_silent_shard_goes_on_when_it_speaks_again(measured: Measured) -> None:
     assert set(measured.after.values()) == {0}
