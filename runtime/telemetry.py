@@ -98,9 +98,11 @@ class Registry(CollectorRegistry):
         for family in super().collect():
             room = max(0, SERIES_MAX - series)
             series += len(family.samples)
+            if family.samples and not room:
+                continue
             family.samples = family.samples[:room]
-            if family.samples:
-                yield family
+            # One without series, as yet, is named with its type.
+            yield family
         own = METRICS_SERIES.family()
         own.add_metric((), series)
         yield own

@@ -68,6 +68,13 @@ def test_a_page_ends_after_so_many_series_and_says_how_many_there_would_be() -> 
     assert lines[-1] == f"forebay_metrics_series {float(2 * (SERIES_MAX - 10) + 1)}"
 
 
+def test_a_metric_that_has_no_series_yet_is_on_the_page_with_its_type() -> None:
+    telemetry = Telemetry()
+    telemetry.counter(Metric("things_total", "Things", ("kind",)))
+
+    assert b"# TYPE things_total counter\n" in generate_latest(telemetry.registry)
+
+
 def test_a_process_has_one_random_token_and_a_fork_has_another() -> None:
     ours = run_token()
     reading, writing = os.pipe()

@@ -39,7 +39,7 @@ load = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     subcommand_metavar="FILE | COMMAND [ARGS]...",
-    help="Load a cluster while brokers fail, then reconcile everything: with FILE, a scenario, as a whole; or step by step.",
+    help="Load a cluster while brokers fail, then reconcile everything.",
     epilog="forebay bench load FILE is short for forebay bench load all FILE. In steps: up, precreate, run and down, each of one folder.",
 )
 
@@ -52,7 +52,7 @@ Out = Annotated[Path, typer.Option("--out", help="Make the folder of the run bel
 
 @load.command(WHOLE)
 def whole(file: ScenarioFile, short: Short = False, stores: StoresToUse = None, out: Out = Path("runs"), quiet: Quiet = False) -> None:
-    """Start a cluster, load it while brokers fail, reconcile everything and end it.
+    """Run a scenario as a whole: start, load, reconcile, end.
 
     The scenario says which brokers run, who produces and consumes, and which of them is killed when. Afterwards an independent reader finds
     what is stored. It is compared with what producers sent and were acknowledged, with what groups read and committed, and with what
@@ -66,9 +66,10 @@ def whole(file: ScenarioFile, short: Short = False, stores: StoresToUse = None, 
 
 @load.command()
 def up(run: RunFolder, file: ScenarioFile, short: Short = False, stores: StoresToUse = None, quiet: Quiet = False) -> None:
-    """Start the cluster of a scenario in a new folder, and leave it running.
+    """Start the cluster of a scenario, and leave it running.
 
-    A process in the background holds it: when that ends, all that was started ends. `stack.json` in the folder names addresses and pids.
+    The folder is new. A process in the background holds the cluster: when that ends, all that was started ends. `stack.json` in the folder
+    names addresses and pids.
     """
     with failures_reported():
         from forebay.commands.bench.load.steps import up as bring_up
@@ -132,7 +133,7 @@ def down(run: RunFolder, quiet: Quiet = False) -> None:
 
 @load.command()
 def watch(file: ScenarioFile, stores: StoresToUse = None, out: Out = Path("runs"), quiet: Quiet = False) -> None:
-    """Start a cluster with metrics and dashboards, and load it until Ctrl-C.
+    """Load a cluster with dashboards until Ctrl-C.
 
     Prints where brokers, their HTTP API and metrics, Prometheus and Grafana are. The last two run if they are in the PATH; their files are
     in the folder of the run, for others. Producers go on at their rate, whatever number of records the scenario names, and topics keep an
