@@ -1,4 +1,4 @@
-"""How long a scrape of a full page of metrics holds the event loop.
+"""Measure how long a scrape of a full page of metrics holds the event loop.
 
     python -m bench.scrape --series 10000 --scrapes 50
 

@@ -482,7 +482,7 @@ async def open_broker(
 
 
 def _distrusting(*caches: Callable[[str], None]) -> Callable[[str], None] | None:
-    """What tells all of them of an object; None without any."""
+    """Return a function that tells each of them of a damaged object; None without any."""
     if len(caches) <= 1:
         return caches[0] if caches else None
 

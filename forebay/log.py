@@ -443,7 +443,7 @@ class Log:
         return Appended(result.base_offset, result.base_offset + count - 1, result.log_start, result.is_duplicate, following)
 
     async def _batch(self, group: Group, rules: TopicRules, now_ms: int, producer: Producer | None, compression: Codec) -> memoryview:
-        written: Written = await in_turns(write_values_in_steps(group.records, now_ms=now_ms))
+        written: Written = await in_turns(write_values_in_steps(group.records, now_ms=now_ms, values_of=_as_they_are))
         codec = codec_number(compression) if rules.codec is None else rules.codec
         sender = NO_SENDER
         if producer is not None and group.sequence is not None:
@@ -464,6 +464,10 @@ class Log:
                 self._rules.clear()
             known = self._rules[topic.name] = topic, rules_of(topic)
         return known[1]
+
+
+def _as_they_are(records: Sequence[bytes | Record]) -> Sequence[bytes | Record]:
+    return records
 
 
 def _decompressed(body: bytes, codec: int) -> bytes:

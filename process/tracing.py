@@ -102,7 +102,7 @@ def _spans_of(traces: Sequence[BatchTrace]) -> int:
 
 @contextlib.asynccontextmanager
 async def sending_traces(endpoint: str | None, *, version: str, telemetry: Telemetry) -> AsyncIterator[Callable[[BatchTrace], None] | None]:
-    """What takes traces; None without an endpoint. Raise `StartError` if what sends them is not installed."""
+    """Yield a function that takes traces; None without an endpoint. Raise `StartError` if the extra that sends them is not installed."""
     if endpoint is None:
         yield None
         return

@@ -5,9 +5,9 @@ record   length varint | attributes 1 | timestamp delta varlong | offset delta v
 """
 
 import struct
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 from crc32c import crc32c
@@ -35,6 +35,9 @@ VARINTS_KEPT: Final = 16_384
 """Varints below this are kept."""
 HEADER_ROOM: Final = bytes(HEADER_BYTES)
 """It comes before the records, so that a batch that is not compressed lies in one piece at once."""
+
+
+V = TypeVar("V")
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -65,16 +68,21 @@ class Written(NamedTuple):
         return memoryview(self.batch)[HEADER_BYTES:]
 
 
-def write_values_in_steps(records: Sequence[bytes | Record], *, now_ms: int) -> Generator[None, None, Written]:
-    """The records one after the other; those without a time have `now_ms`. There is at least one."""
-    first = records[0]
+def write_values_in_steps(
+    records: Sequence[V], *, now_ms: int, values_of: Callable[[Sequence[V]], Sequence[bytes | Record]]
+) -> Generator[None, None, Written]:
+    """The records one after the other; those without a time have `now_ms`. There is at least one.
+
+    `values_of`: the values of some of `records`, a step's at a time. Bytes are a value without a key or headers.
+    """
+    (first,) = values_of(records[:1])
     base_ms = now_ms if isinstance(first, bytes) or first.timestamp_ms is None else first.timestamp_ms
     pieces = [HEADER_ROOM]
     greatest_ms = base_ms
     for begin in range(0, len(records), RECORDS_PER_STEP):
         if begin:
             yield
-        part = records[begin : begin + RECORDS_PER_STEP]
+        part = values_of(records[begin : begin + RECORDS_PER_STEP])
         greatest_ms = max(greatest_ms, _write(part, begin, now_ms, base_ms, pieces))
     return Written(bytearray().join(pieces), base_ms, greatest_ms, len(records))
 

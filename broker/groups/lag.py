@@ -128,7 +128,7 @@ class EndHistory:
 
 @dataclass(slots=True)
 class TopicLag:
-    """How far a group is behind in a topic, in the partitions of which it has committed an offset; `seconds` where they are most.
+    """The lag of a group in a topic, over the partitions in which it has committed an offset; `seconds` is the greatest of them.
 
     `retention_ratio`: `seconds` by those for which the topic keeps records; None where it keeps all.
     """

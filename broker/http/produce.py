@@ -21,7 +21,7 @@ from broker.handling.errors import error_code_of
 from broker.http.errors import invalid, is_retriable, text_of, type_of
 from broker.http.guard import NDJSON, Asked, HttpLimits, ReceivedBody, json_response, one_of_each
 from broker.http.parts import HttpParts
-from broker.http.records import AnyRecord, write_in_steps
+from broker.http.records import AnyRecord, values_of
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from runtime.blocking import Blocking
 from runtime.frames import make_frame
@@ -31,7 +31,7 @@ from storage.catalog.topic_names import validate_name
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 from storage.limits import KIB, SEQUENCE_MAX
-from storage.record_values import NO_SENDER, SequencedBy, Written, batch_bytes, codec_number, write_batch
+from storage.record_values import NO_SENDER, SequencedBy, Written, batch_bytes, codec_number, write_batch, write_values_in_steps
 from storage.records import compress_records
 from storage.vocabulary import Buffer
 
@@ -225,7 +225,7 @@ class ProduceByHttp:
 
     async def _batch(self, one: PartitionToProduce, document: ProduceDocument, body: ReceivedBody) -> memoryview:
         """The partition's records as one batch, in memory that counts as a request's."""
-        written: Written = await in_turns(write_in_steps(one.records, now_ms=self._parts.clock.now_ms()))
+        written: Written = await in_turns(write_values_in_steps(one.records, now_ms=self._parts.clock.now_ms(), values_of=values_of))
         codec = codec_number(document.compression)
         packed: Buffer = written.body
         if codec:

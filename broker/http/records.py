@@ -6,14 +6,14 @@
 What is not UTF-8 is written as base64.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 
 import msgspec
 
 from storage.errors import Corrupt
 from storage.limits import KIB, MIB
-from storage.record_values import HEADER_ROOM, RECORDS_PER_STEP, VARINTS, VARINTS_KEPT, Written, long_varint, read_varint, sized, varint
+from storage.record_values import RECORDS_PER_STEP, Record, read_varint
 from storage.recordbatch import ATTRIBUTE_LOG_APPEND_TIME, BatchHeader
 
 BYTES_PER_STEP: Final = 64 * KIB
@@ -73,51 +73,14 @@ class ReadRecord(msgspec.Struct, gc=False):
     headers: list[Header]
 
 
-def write_in_steps(records: Sequence[AnyRecord], *, now_ms: int) -> Generator[None, None, Written]:
-    """The records one after the other; those without a time have `now_ms`. There is at least one."""
-    first = records[0]
-    base_ms = now_ms if isinstance(first, str) or first.timestamp is None else first.timestamp
-    pieces = [HEADER_ROOM]
-    greatest_ms = base_ms
-    for begin in range(0, len(records), RECORDS_PER_STEP):
-        if begin:
-            yield
-        part = records[begin : begin + RECORDS_PER_STEP]
-        greatest_ms = max(greatest_ms, _write(part, begin, now_ms, base_ms, pieces))
-    return Written(bytearray().join(pieces), base_ms, greatest_ms, len(records))
+def values_of(records: Sequence[AnyRecord]) -> list[bytes | Record]:
+    """The same as the log's values."""
+    return [record.encode() if isinstance(record, str) else _value_of(record) for record in records]
 
 
-def _write(records: Sequence[AnyRecord], begin: int, now_ms: int, base_ms: int, pieces: list[bytes]) -> int:
-    """Add these to `pieces`. Return their greatest time."""
-    now_delta, varints = b"\x00" + varint(now_ms - base_ms), VARINTS
-    beside = len(now_delta) + 2  # the length of the key, and the number of headers
-    greatest_ms = base_ms
-    for index, record in enumerate(records, begin):
-        if isinstance(record, str):
-            value = record.encode()
-            length, place = len(value), varints[index] if index < VARINTS_KEPT else long_varint(index)
-            size = varints[length] if length < VARINTS_KEPT else long_varint(length)
-            length += beside + len(place) + len(size)
-            whole = varints[length] if length < VARINTS_KEPT else long_varint(length)
-            pieces += (whole + now_delta + place + b"\x01" + size, value, b"\x00")
-            if now_ms > greatest_ms:
-                greatest_ms = now_ms
-        else:
-            at_ms = now_ms if record.timestamp is None else record.timestamp
-            greatest_ms = max(greatest_ms, at_ms)
-            fields = (*sized(_bytes(record.key)), *sized(record.value_bytes()), _headers(record.headers))
-            before = b"\x00" + varint(at_ms - base_ms) + varint(index)
-            pieces += (varint(len(before) + sum(map(len, fields))), before, *fields)
-    return greatest_ms
-
-
-def _headers(headers: Sequence[Header] | None) -> bytes:
-    if not headers:
-        return b"\x00"
-    pieces = [varint(len(headers))]
-    for name, value in headers:
-        pieces += (*sized(name.encode()), *sized(_bytes(value)))
-    return b"".join(pieces)
+def _value_of(record: JsonRecord) -> Record:
+    headers = tuple([(name, _bytes(value)) for name, value in record.headers]) if record.headers else ()
+    return Record(record.value_bytes(), _bytes(record.key), headers, record.timestamp)
 
 
 def _bytes(text: Text) -> bytes | None:

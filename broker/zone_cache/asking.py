@@ -32,7 +32,7 @@ from runtime.ids import Entropy
 KEPT_ALIVE_S: Final = 15.0
 """A connection without requests is closed, well before the server of the peer closes it (process/http/server.py)."""
 READ_BYTES: Final = 512 * 1024
-"""What may wait to be read of an answer, about twice this."""
+"""About twice as many bytes of an answer may wait to be read."""
 _OK, _NOT_ITS_BLOCK, _BUSY = 200, 421, 503
 _SAID_CHARS_MAX: Final = 200
 
@@ -115,7 +115,7 @@ class _HttpAnswer:
         return PeerBlock(parts, was_here=self._response.headers[READ] == FROM_MEMORY)
 
     async def _fill(self, buffers: Sequence[bytearray]) -> bool:
-        """Whether all that came has a place. Raise IncompleteReadError if less came."""
+        """Fill the buffers. Return False if more came than they hold. Raise IncompleteReadError if less came."""
         content = self._response.content
         rest, chunk = memoryview(b""), b""
         for buffer in buffers:

@@ -36,9 +36,9 @@ from storage.views import cut_views
 from storage.vocabulary import Buffer
 
 ANSWER_S: Final = 0.05
-"""What a peer has not begun to answer by then is read from the store: connecting, and waiting for a connection, are within it."""
+"""A peer that has not begun to answer by then is given up, and the store is read. Connecting, and waiting for a connection, count."""
 BODY_S: Final = 2.0
-"""What a peer has said it reads, and not brought by then, is read from the store as well."""
+"""A peer that has begun to answer has so long to send all of it."""
 PEERS_MAX: Final = 16
 """The brokers of a zone with the lowest ids own all blocks; further ones ask them."""
 ASKS_MAX: Final = PEER_CONNECTIONS_MAX // PEERS_MAX
@@ -204,7 +204,7 @@ class LeftAlone:
         self._trying: set[int] = set()
 
     def may_ask(self, peer: Peer) -> bool:
-        """Whether a request may begin, which will be noted here."""
+        """Return whether a request may begin. Its outcome is noted by `note_answer` or `note_failure`."""
         until_s = self._until_s.get(peer.session_id)
         if until_s is None:
             return True
@@ -221,7 +221,7 @@ class LeftAlone:
         self._trying.discard(peer.session_id)
 
     def note_failure(self, peer: Peer) -> bool:
-        """Whether it had its time, and has not answered since."""
+        """Count a failure. Return whether the peer was being tried again after it was left alone."""
         count = self._failures[peer.session_id] = self._failures.get(peer.session_id, 0) + 1
         is_again = peer.session_id in self._trying
         self._trying.discard(peer.session_id)
@@ -266,7 +266,7 @@ class ZoneBlocks:
         self._requests = Children[AskOutcome, Counter](telemetry.counter(REQUESTS).labels)
 
     def owns(self, block: BlockRange) -> bool:
-        """Whether others of the zone ask this broker for it."""
+        """Return whether other brokers of the zone ask this one for the block."""
         owner = owner_of(block.key, block.start, self._peers())
         return owner is not None and owner.broker_id == self._own_id()
 
@@ -275,8 +275,9 @@ class ZoneBlocks:
         return await self._reads.read(block, part_bytes=PART_BYTES)
 
     def distrust(self, key: str) -> None:
-        """What was read of an object is not what was written, though each peer has said what it read: for a while only the store is asked
-        for it. Others read other parts of it meanwhile, so one read does not end that.
+        """Ask only the store for an object for DISTRUST_S: bytes of it were not those that were written.
+
+        One read does not end that, because others read other parts of the object meanwhile.
         """
         self._distrusted.pop(key, None)
         self._distrusted[key] = self._clock.monotonic_s() + DISTRUST_S
@@ -343,7 +344,7 @@ class ZoneBlocks:
         return [part for block, _ in pieces for part in found[block.start]]
 
     def _pieces(self, key: str, start: int, end: int) -> list[tuple[BlockRange, Peer | None]]:
-        """What to ask of whom; None: the store. One GET goes over neighbours that are read from it."""
+        """Cut a range into pieces, each with the peer to ask; None is the store. Neighbours that the store is asked for are one piece."""
         own_id = self._own_id()
         peers = self._peers()
         if all(peer.broker_id == own_id for peer in peers):

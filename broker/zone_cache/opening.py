@@ -19,7 +19,7 @@ from storage.opening import Stores
 
 @dataclass(frozen=True, slots=True)
 class ZoneCache:
-    """What a broker has of the zone's cache: reads (`blocks`), and what it answers others by."""
+    """A broker's part of the zone's cache: `blocks` reads, and answers to others are signed by `secret`."""
 
     blocks: ZoneBlocks
     secret: bytes

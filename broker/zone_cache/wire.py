@@ -1,4 +1,4 @@
-"""How one broker asks another for a block, as bytes and text. Pure.
+"""The request of one broker to another for a block, and its answer, as bytes and text. Pure.
 
     GET /internal/blocks?key=wal/01ABCD/01ABCD…&start=0&end=4194304
     forebay-time: milliseconds, by the asker's clock      forebay-nonce: 32 hex digits      forebay-signature: 64 hex digits
@@ -60,7 +60,7 @@ def target_of(block: BlockRange) -> str:
 
 
 def block_of(target: str) -> BlockRange | None:
-    """What `target_of` was given; None for anything else, for no part of one block, and for the key of no WAL object or segment."""
+    """Parse a target that `target_of` made. None for any other, for a range that is not within one block, and for a key of another kind."""
     match = _TARGET.fullmatch(target)
     if match is None:
         return None
@@ -77,7 +77,7 @@ def signed_headers(secret: bytes, target: str, *, now_ms: int, nonce: bytes) -> 
 
 
 def is_signed(secret: bytes, target: str, headers: Mapping[str, str], *, now_ms: int) -> bool:
-    """Whether a request with this target comes from a broker of the cluster whose clock differs by CLOCKS_DIFFER_MS_MAX at most."""
+    """Return whether a broker of the cluster signed the request, with a clock that differs by CLOCKS_DIFFER_MS_MAX at most."""
     time, nonce, signature = (headers.get(name, "") for name in (TIME, NONCE, SIGNATURE))
     is_well_formed = _TIME.fullmatch(time) is not None and _NONCE.fullmatch(nonce) is not None
     is_ours = hmac.compare_digest(_signature(secret, target, time, nonce).encode(), signature.encode("utf-8", "surrogateescape"))
@@ -85,13 +85,13 @@ def is_signed(secret: bytes, target: str, headers: Mapping[str, str], *, now_ms:
 
 
 def trailer_of(secret: bytes, nonce: str, checksum: int) -> bytes:
-    """What follows bytes with this CRC-32C in the answer to a request with this nonce, as its header has it."""
+    """Make the trailer behind bytes with this CRC-32C, in the answer to a request whose header has this nonce."""
     packed = _CHECKSUM.pack(checksum)
     return packed + hmac.digest(secret, b"answer\n" + nonce.encode("utf-8", "surrogateescape") + packed, "sha256")
 
 
 def is_trailer(secret: bytes, nonce: str, parts: Iterable[Buffer], trailer: Buffer) -> bool:
-    """Whether the trailer is of these bytes and of this request."""
+    """Return whether the trailer belongs to these bytes and to this request."""
     return hmac.compare_digest(trailer_of(secret, nonce, checksum_of(parts)), bytes(trailer))
 
 

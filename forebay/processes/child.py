@@ -1,4 +1,4 @@
-"""A broker or compactor in a process of its own, as a child of this one: it ends when this one does, however that ends."""
+"""A broker, a compactor or a program of others as a child of this process: it ends when this process does, however that ends."""
 
 import http.client
 import json
@@ -6,22 +6,27 @@ import os
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.processes.workers.link import refusal_in
+from forebay.processes.workers.link import SupervisorLink, refusal_in
 from forebay.processes.workers.plan import environment
 from process.settings.errors import EXIT_FAILED, StartError
 from runtime.clock import Clock
 
 HOST: Final = "127.0.0.1"
 STOP_WITHIN_S: Final = 20.0
+TETHERED_ENDS_WITHIN_S: Final = 10.0
+"""Shorter than a `ChildProcess` is waited for."""
 _ASK_EVERY_S: Final = 0.05
 _ANSWER_WITHIN_S: Final = 5.0
 _LAST_LINES: Final = 5
 _REFUSAL_BYTES_MAX: Final = 64 * 1024
+_BY_SIGNAL: Final = 128
 
 
 class ChildProcess:
@@ -44,7 +49,7 @@ class ChildProcess:
 
     @property
     def was_started(self) -> bool:
-        """Whether `start` was called, whatever became of it."""
+        """True once `start` was called, even if it failed."""
         return self._process is not None
 
     def start(self) -> None:
@@ -153,3 +158,36 @@ def _get(address: str, path: str) -> tuple[int, bytes]:
         return response.status, response.read()
     finally:
         connection.close()
+
+
+def tethered(command: Sequence[str]) -> list[str]:
+    """Return a command line that runs this one, of a program of others, which would not know a `SupervisorLink`."""
+    return [sys.executable, "-m", "forebay.processes.child", *command]
+
+
+def run_tethered(command: Sequence[str]) -> int:
+    """Run the program until it ends. It is ended, in order and by force after a while, when the other end of standard input is gone, or
+    SIGTERM or SIGINT comes. Return its exit code. Raise `OSError` if it cannot be started.
+    """
+    is_over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: is_over.set())
+    program = subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603 - what our own command line names
+
+    def wait() -> None:
+        program.wait()
+        is_over.set()
+
+    waiting = threading.Thread(target=wait, name="program", daemon=True)
+    waiting.start()
+    SupervisorLink().watch(is_over.set)
+    is_over.wait()
+    program.terminate()
+    waiting.join(TETHERED_ENDS_WITHIN_S)
+    program.kill()
+    waiting.join()
+    return program.returncode if program.returncode >= 0 else _BY_SIGNAL - program.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(run_tethered(sys.argv[1:]))

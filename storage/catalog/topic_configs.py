@@ -276,7 +276,7 @@ def integer(configs: Mapping[str, str], name: str) -> int:
 
 
 def retention_ms(configs: Mapping[str, str]) -> int | None:
-    """How long a topic with these configs keeps records; None: without a limit of time, as where `cleanup.policy` does not name delete."""
+    """Return how long a topic with these configs keeps records. None: for ever, as where `cleanup.policy` does not name delete."""
     kept_ms = integer(configs, "retention.ms") if "delete" in value_of(configs, "cleanup.policy").split(",") else -1
     return None if kept_ms < 0 else kept_ms
 

@@ -55,8 +55,10 @@ class BatchTrace:
     outcome: Appended | StorageError | None = None
 
     def stages(self) -> list[Stage]:
-        """What happened between arrival and answer, in order: gather, put, commit, ack. The last one before the ack is what failed, if the
-        outcome is an error. A batch that its commit carries is not put, and its wait is part of the commit.
+        """List the stages between arrival and answer, in order: gather, put, commit, ack.
+
+        If the outcome is an error, the last one before the ack failed. A batch that its commit carries is not put, and its wait is part of
+        the commit.
         """
         ended = Stage("ack", self.settled_s, self.answered_s)
         if not self.sealed_s:
@@ -157,7 +159,7 @@ class _TracedAppend(Append):
     __slots__ = ("_clock", "_inner", "trace")
 
     def __init__(self, inner: Append, trace: BatchTrace, clock: Clock) -> None:
-        # What it answers with is the inner one's alone: it goes with the result.
+        # The inner append alone holds the answer, and lets it go with the result.
         super().__init__(inner.source, _is_not_asked, inner.results, inner.remaining, inner.arrived)
         self._inner = inner
         self._clock = clock

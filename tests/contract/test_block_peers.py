@@ -285,7 +285,7 @@ async def test_an_owner_that_reads_for_too_long_gives_up() -> None:
         assert (failed.value.outcome, failed.value.is_well) == ("refused", True)
 
 
-# What is asked without the secret, or of nothing that is a block.
+# Requests without the secret, and requests for no block.
 
 
 async def answer_to(owner: Owner, target: str, headers: dict[str, str], method: str = "GET") -> tuple[int, bytes]:
@@ -348,7 +348,7 @@ async def test_what_is_no_block_is_refused_to_those_with_the_secret_too(target: 
         assert owner.objects.gets == 0
 
 
-# What hostile and broken peers answer.
+# Answers of hostile and broken peers.
 
 Says = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

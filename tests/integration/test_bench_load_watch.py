@@ -57,7 +57,7 @@ def test_what_the_command_starts_ends_when_the_command_is_killed() -> None:
     command = [
         sys.executable,
         "-m",
-        "forebay.processes.tethered",
+        "forebay.processes.child",
         sys.executable,
         "-c",
         "import time; print('there', flush=True); time.sleep(600)",

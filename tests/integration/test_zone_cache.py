@@ -45,13 +45,13 @@ def stores(tmp_path: Path, s3: S3Server) -> dict[str, str]:
 
 
 def gets(access_log: Path) -> Counter[str]:
-    """Of each WAL object."""
+    """The bytes of each WAL object."""
     lines = logged_requests(access_log)
     return Counter(line.key for line in lines if line.operation == "GetObject" and line.key.startswith(f"{PREFIX}/wal/"))
 
 
 def blocks_of_objects(folder: Path) -> Counter[str]:
-    """How many blocks each WAL object has, by its key in the bucket."""
+    """The number of blocks of each WAL object, by its key in the bucket."""
     found = [path for path in folder.rglob(f"*/{PREFIX}/wal/*/*") if path.is_file()]
     return Counter({f"{PREFIX}/{path.as_posix().partition(f'/{PREFIX}/')[2]}": -(-path.stat().st_size // BLOCK_BYTES) for path in found})
 

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from broker.http.records import AnyRecord, write_in_steps
-from storage.record_values import SequencedBy, Written, batch_bytes, codec_number, write_batch
+from broker.http.records import AnyRecord, values_of
+from storage.record_values import SequencedBy, Written, batch_bytes, codec_number, write_batch, write_values_in_steps
 from storage.records import compress_records
 
 NOW_MS: Final = 1_760_000_000_000
@@ -11,7 +11,7 @@ NOW_MS: Final = 1_760_000_000_000
 
 def batch_of(records: list[AnyRecord], codec: str = "none") -> bytearray:
     """One batch of producer 7, epoch 1, sequence 5."""
-    steps = write_in_steps(records, now_ms=NOW_MS)
+    steps = write_values_in_steps(records, now_ms=NOW_MS, values_of=values_of)
     while True:
         try:
             next(steps)

@@ -38,7 +38,7 @@ RECORDS = st.lists(
 
 
 async def batch_of(records: list[bytes | Record]) -> bytearray:
-    written: Written = await in_turns(write_values_in_steps(records, now_ms=NOW_MS))
+    written: Written = await in_turns(write_values_in_steps(records, now_ms=NOW_MS, values_of=list))
     batch = bytearray(batch_bytes(written.body))
     write_batch(memoryview(batch), written, written.body, 0, SequencedBy(7, 1, 5))
     return batch

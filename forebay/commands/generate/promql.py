@@ -65,7 +65,7 @@ class Expressions:
         return _aggregated("sum", by, f"increase({self._selector(metric, name, where)}[{window}])")
 
     def growth(self, name: str, *by: str, window: str, **where: str) -> str:
-        """What a gauge grows by per second, from all its values in the window."""
+        """Return an expression of a gauge's growth per second, from all its values in the window."""
         metric = self._metric(name, "gauge", by)
         return _aggregated(metric.aggregation or "sum", by, f"deriv({self._selector(metric, name, where)}[{window}])")
 

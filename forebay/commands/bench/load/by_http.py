@@ -232,7 +232,7 @@ class HttpOutlet:
 class HttpGroupMember:
     """A consumer of a group over HTTP: it joins, polls, commits and leaves. It moves to the broker that coordinates the group.
 
-    What it gives is what the answers say. Raise `HttpUnanswered` where nothing came: then ask again.
+    A method raises `HttpUnanswered` if no good answer came: then ask again.
     """
 
     def __init__(self, brokers: Sequence[str], group: str, topics: Sequence[str], *, first: int) -> None:

@@ -240,7 +240,7 @@ class LoadProducer:
 
 
 class ReadRanges:
-    """What a member of a group is given, reads and commits: in its file, as ranges."""
+    """Writes the assignments, reads and commits of a member of a group to its file, as ranges."""
 
     def __init__(self, task: ConsumerTask) -> None:
         self._name = task.name

@@ -12,8 +12,7 @@ import msgspec
 
 from forebay.commands.bench.load.facts import StackFacts, brokers_of, live_brokers
 from forebay.commands.bench.load.routing import OWNERS
-from forebay.commands.bench.load.scenario import HTTP, Scenario
-from forebay.commands.bench.load.schedule import EventSchedule
+from forebay.commands.bench.load.scenario import HTTP, EventSchedule, Scenario
 from forebay.commands.bench.load.tasks import ClientReport, ConsumerTask, OwnerRouting, ProducerTask, Told
 
 _END_WITHIN_S: Final = 60.0

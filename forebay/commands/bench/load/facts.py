@@ -47,7 +47,7 @@ class LoadMember(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def takes_records(self) -> bool:
-        """Whether clients that choose their broker may choose this one."""
+        """True for a broker that clients may choose, where they choose their broker."""
         return self.kind == "broker" and not (self.is_paused or self.is_away or self.is_drained)
 
     def is_running(self) -> bool:

@@ -36,7 +36,7 @@ FILES: Final = (
     *("intents", "consumed", "stored.jsonl", "remaps.jsonl", "events.jsonl", SUMMARY_FILE, "index.html"),
 )
 _ENVIRONMENT: Final = ("LANG", "LC_ALL", "TZ", "PYTHONPATH", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "UV_PYTHON", "GOMAXPROCS", "CI")
-"""What of the environment is written down: nothing that may be secret."""
+"""The variables of the environment that are written down. None of them may be secret."""
 _LIBRARIES: Final = ("confluent-kafka", "aiohttp", "obstore", "grpcio", "msgspec", "uvloop")
 
 
@@ -69,7 +69,7 @@ def prepare_folder(folder: Path, scenario: Scenario) -> None:
 
 
 def run_token(folder: Path) -> int:
-    """What each value of the run begins with."""
+    """Return the text that each value of the run begins with."""
     return int(msgspec.json.decode((folder / ENVIRONMENT_FILE).read_bytes())["run"])
 
 
@@ -78,7 +78,7 @@ def write_json(file: Path, facts: object) -> None:
 
 
 def read_intents(folder: Path) -> tuple[list[SentRange], list[AckedRange], list[DoubtfulRange]]:
-    """What producers meant and heard. Ranges that follow each other are joined while they are read."""
+    """Read what producers meant and heard. Ranges that follow each other are joined while they are read."""
     sent: dict[tuple[int, str, int], SentRange] = {}
     earlier: list[SentRange] = []
     acked, doubtful = [], []

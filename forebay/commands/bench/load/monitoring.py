@@ -15,8 +15,7 @@ from forebay.commands.bench.load.stack import high_port
 from forebay.commands.generate.dashboards import dashboards
 from forebay.commands.generate.grafana import as_grafana
 from forebay.commands.generate.rules import alerts, alerts_yaml, recordings, recordings_yaml, scrape_yaml
-from forebay.processes.child import HOST, ChildProcess
-from forebay.processes.tethered import tethered
+from forebay.processes.child import HOST, ChildProcess, tethered
 from process.settings.errors import StartError
 from runtime.clock import Clock
 from runtime.telemetry import Metric
@@ -91,7 +90,7 @@ def grafana_command(program: str) -> list[str]:
 
 
 def grafana_environ(folder: Path, port: int) -> dict[str, str]:
-    """Whoever reaches the port on this machine may look and change; what it keeps is below `folder`."""
+    """Settings of a Grafana that keeps its files below `folder`. All users of this machine may look and change."""
     own = folder / "grafana"
     return {
         "GF_SERVER_HTTP_ADDR": HOST,

@@ -43,8 +43,7 @@ from forebay.commands.bench.load.reconcile import Evidence, LoadPartition, LoadV
 from forebay.commands.bench.load.records import RunCollector, ValueMaker, read_bounds, read_stored
 from forebay.commands.bench.load.routing import OWNERS, OwnerSets, owner_sets, remaps_between
 from forebay.commands.bench.load.sampler import METRICS_AGE_MAX_S, LoadSampler, logged_counts
-from forebay.commands.bench.load.scenario import SERVICES, LoadEvent, Scenario, check_consistent, read_scenario
-from forebay.commands.bench.load.schedule import EventSchedule
+from forebay.commands.bench.load.scenario import SERVICES, EventSchedule, LoadEvent, Scenario, check_consistent, read_scenario
 from forebay.commands.bench.load.stack import LoadStack, RunningCluster, check_stores
 from forebay.commands.bench.load.tasks import ClientReport, ConsumerTask, ProducerTask, Told
 from forebay.kafka_client.failures import ClientFailed

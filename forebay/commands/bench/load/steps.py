@@ -210,7 +210,7 @@ def _signal(process: LoadProcess, number: int) -> None:
 
 
 def _was_good(folder: Path) -> bool:
-    """Whether nobody needs the data: no load was judged, or all agreed."""
+    """Return whether the data may go: no load was judged, or all agreed."""
     try:
         summary: dict[str, Any] = msgspec.json.decode((folder / SUMMARY_FILE).read_bytes())
     except (OSError, msgspec.MsgspecError):

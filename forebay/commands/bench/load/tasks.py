@@ -1,4 +1,4 @@
-"""What the clients of a load share: their tasks, what they tell, and the files that they leave. Ranges, so memory grows with batches."""
+"""The tasks of a load's clients, their reports, and the files that they leave. Files hold ranges, so memory grows with batches."""
 
 import os
 from collections.abc import Sequence

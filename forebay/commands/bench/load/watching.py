@@ -14,8 +14,7 @@ from forebay.commands.bench.load.facts import LoadTarget, StackFacts, live_broke
 from forebay.commands.bench.load.folder import new_folder, prepare_folder, run_token, write_lines
 from forebay.commands.bench.load.monitoring import MonitoringPlace, monitored, write_monitoring
 from forebay.commands.bench.load.running import create_topics, resolved_scenario
-from forebay.commands.bench.load.scenario import LoadEvent, Scenario
-from forebay.commands.bench.load.schedule import EventSchedule
+from forebay.commands.bench.load.scenario import EventSchedule, LoadEvent, Scenario
 from forebay.commands.bench.load.stack import LoadStack
 from forebay.commands.bench.load.tasks import ClientReport
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
@@ -96,7 +95,7 @@ class _Watched:
         return sum(one.report.done for one in self._producers if one.report is not None)
 
     def start(self, closing: contextlib.ExitStack, show: Callable[[str], None]) -> None:
-        """What is started ends with `closing`. Raise `StartError` or `ClientFailed`."""
+        """Start everything; it ends with `closing`. Raise `StartError` or `ClientFailed`."""
         self._target = stack = closing.enter_context(LoadStack(self._scenario, self._folder, clock=self._clock))
         facts = stack.facts
         create_topics(self._scenario, facts.bootstrap, configs=KEPT_CONFIGS)
@@ -104,7 +103,7 @@ class _Watched:
         place, said = closing.enter_context(monitored(self._folder / "monitoring", self._folder / "logs", clock=self._clock))
         for line in said:
             self._terminal.say(line)
-        # What clients mean, hear and read is compared with nothing here, and would grow for as long as they run.
+        # Nothing is compared here, and the files of clients would grow for as long as they run.
         tasks = TaskMaker(
             self._scenario,
             token=run_token(self._folder),

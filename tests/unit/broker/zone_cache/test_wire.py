@@ -1,4 +1,4 @@
-"""What a broker takes for a request for a block, and for its answer: nothing but what another broker of its cluster made."""
+"""A broker takes nothing for a request for a block, or for its answer, but what another broker of its cluster made."""
 
 import os
 

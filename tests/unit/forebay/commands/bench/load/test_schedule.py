@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from forebay.commands.bench.load.scenario import LoadEvent, Moment
-from forebay.commands.bench.load.schedule import SENT_AHEAD_PERCENT, EventSchedule
+from forebay.commands.bench.load.scenario import SENT_AHEAD_PERCENT, EventSchedule, LoadEvent, Moment
 
 
 def event(do: str = "kill", *, lasts_s: float | None = None, **at: Any) -> LoadEvent:
