@@ -119,19 +119,20 @@ def serve(
     from process.settings.model import Accepted
 
     accepted = Accepted(accept_new_store, accept_older_metadata)
+    from forebay.processes.workers.link import SupervisorLink
+
+    link = SupervisorLink() if supervised else None
     if workers > 1:
         from forebay.processes.workers.serving import serve_workers
 
-        raise typer.Exit(serve_workers(loaded, workers=workers, accepted=accepted))
+        raise typer.Exit(serve_workers(loaded, workers=workers, accepted=accepted, link=link))
     from forebay.absent import import_without_extras
 
     import_without_extras()
     from broker.assembly import open_broker
     from forebay.processes.serve import serve as serve_until_stopped
-    from forebay.processes.workers.link import SupervisorLink
 
-    opening = partial(open_broker, accepted=accepted)
-    raise typer.Exit(serve_until_stopped(loaded, open_broker=opening, link=SupervisorLink() if supervised else None))
+    raise typer.Exit(serve_until_stopped(loaded, open_broker=partial(open_broker, accepted=accepted), link=link))
 
 
 @application.command()

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from random import SystemRandom
 from typing import Final
@@ -35,6 +36,18 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """Hold a free port while the block runs. Others cannot be assigned it; a server that asks for it by number may listen on it, and
+    connections are refused while none does.
+    """
+    # A socket that is bound but does not listen: the system lets another one with SO_REUSEADDR bind and listen beside it.
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((HOST, 0))
+        yield holder.getsockname()[1]
 
 
 def _first_of_clients() -> int:

@@ -119,6 +119,35 @@ def running_s3(folder: Path, *, port: int = 0, bucket: str = BUCKET, access_log:
         server.stop()
 
 
+@contextlib.contextmanager
+def running_s3_with_faults(
+    s3: S3Server, folder: Path, *, latency_ms: float, faults: Mapping[str, float], refused: Path
+) -> Iterator[S3Server]:
+    """A proxy in front of `s3`, in a process of its own: the same bucket at another address, until the block ends.
+
+    `faults`: a share of requests by the name of a fault (`python -m services.faults --help`). The ones that `s3` never sees are lines of
+    `refused`, which `logged_requests` reads. Raise `ServerError`.
+    """
+    port = free_port()
+    options = [f"--{name.replace('_', '-')}={share}" for name, share in faults.items()]
+    process = LocalProcess(
+        name="s3 proxy",
+        command=[
+            *(sys.executable, "-m", "services.faults", f"--to={s3.endpoint}", f"--port={port}"),
+            *(f"--latency-ms={latency_ms}", f"--log={refused}", *options),
+        ],
+        environ={**os.environ, "PYTHONPATH": os.fspath(Path(__file__).resolve().parents[1])},
+        log=folder / "s3-proxy.log",
+        answers=partial(http_answers, port),
+    )
+    process.start()
+    server = S3Server(process, port=port, bucket=s3.bucket)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
 def _started(folder: Path, port: int, bucket: str, access_log: Path | None) -> S3Server:
     program = str(built(VERSITYGW))
     for left in reversed(range(_PORT_TRIES)):

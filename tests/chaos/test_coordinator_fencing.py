@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.errors import ErrorCode
 from kio.schema.find_coordinator.v3 import FindCoordinatorRequest as KioFindCoordinatorRequest
 
+from services.faults.plan import Fault, Rule
 from sim.groups.estranged import Estranged
 from sim.groups.history import (
     GroupHistory,
@@ -28,7 +29,6 @@ from sim.groups.history import (
 )
 from tests.chaos.group_load import Eye, Steady, Worker, running, wait_until
 from tests.kit.clustering import SOON_S, Cluster, Member, running_cluster
-from tests.kit.faults.plan import Fault, Rule
 from tests.kit.group_scenes import Raw, until
 from tests.kit.native import native_services
 from tests.kit.raw_client import RawClient

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import pytest
 
 from runtime.clock import SystemClock
+from services.faults.plan import Fault, Rule
 from tests.chaos.streams import NOT_INLINE_BYTES, Stream, create_topics, judge, read_all, running, wait_for_progress
-from tests.kit.faults.plan import Fault, Rule
 from tests.kit.native import Native, native_services
 from tests.kit.serving import Served
 

@@ -73,10 +73,10 @@ def test_clients_by_http_are_reconciled_too_while_brokers_roll(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_paused_broker_and_one_that_is_added_lose_nothing(tmp_path: Path) -> None:
+def test_a_paused_broker_with_its_workers_and_one_that_is_added_lose_nothing(tmp_path: Path) -> None:
     verdict = run(
         tmp_path,
-        cluster={"brokers": 2, "zones": ["a", "b"]},
+        cluster={"brokers": 1, "workers": 2, "zones": ["a"]},
         events=[{"at": "10%", "do": "pause", "target": 1, "for": "1s"}, {"at": "20%", "do": "add_broker"}],
         phases=[{"name": "slow", "seconds": 1, "rate_factor": 0.5}, {"name": "fast", "seconds": 1, "rate_factor": 4}],
         producers=[{"topics": ["t"], "records": 2_000, "rate": 1_000, "size": "half_k"}],
@@ -86,10 +86,10 @@ def test_a_paused_broker_and_one_that_is_added_lose_nothing(tmp_path: Path) -> N
     assert verdict.stored == 2_000
 
 
-def test_on_real_services_the_meters_equal_the_access_log_and_lost_owners_are_replaced(tmp_path: Path) -> None:
+def test_on_real_services_that_fail_the_meters_equal_the_access_log_and_lost_owners_are_replaced(tmp_path: Path) -> None:
     verdict = run(
         tmp_path,
-        stores={"kind": "services"},
+        stores={"kind": "services", "latency_ms": 5, "s3_faults": {"slow_down": 0.05, "internal_error": 0.05, "lost_reply": 0.05}},
         cluster={"brokers": 2, "compactors": 1, "settings": {"storage.inline_bytes": "0B"}},
         topics=[{"name": "t", "partitions": 8}],
         producers=[{"topics": ["t"], "records": 2_000, "size": "k", "rate": 1_000, "client": "http"}],
@@ -107,6 +107,8 @@ def test_on_real_services_the_meters_equal_the_access_log_and_lost_owners_are_re
     assert verdict.puts_counted is not None
     assert verdict.puts_logged == verdict.puts_counted + verdict.puts_unanswered + verdict.puts_after_samples > 0
     assert (tmp_path / "run" / "s3-access.log").exists()
+    answers = {line.split()[11] for line in (tmp_path / "run" / "s3-refused.log").read_text().splitlines()}
+    assert answers == {"SlowDown", "InternalError"}
     sets = json.loads((tmp_path / "run" / "routing.json").read_text())["sets"]
     remaps = [json.loads(line) for line in (tmp_path / "run" / "remaps.jsonl").read_text().splitlines()]
     assert len(sets) == 8

@@ -86,10 +86,12 @@ def test_a_run_in_steps_is_reconciled_once_and_leaves_no_process(folder: Path, t
 @pytest.mark.slow
 @pytest.mark.long
 def test_what_a_killed_keeper_held_ends_and_down_finds_nothing_left(folder: Path, tmp_path: Path) -> None:
-    file = scenario(tmp_path / "s.json", stores={"kind": "services"}, cluster={"compactors": 1}, producers=[HTTP_ALONE | {"records": 10}])
+    file = scenario(
+        tmp_path / "s.json", stores={"kind": "services"}, cluster={"workers": 2, "compactors": 1}, producers=[HTTP_ALONE | {"records": 10}]
+    )
     assert step("up", folder, file)[0] == 0
     facts = read_facts(folder)
-    assert len(alive(facts)) == 5
+    assert len(alive(facts)) == 7
     assert facts.keeper is not None
 
     os.kill(facts.keeper.pid, signal.SIGKILL)

@@ -14,11 +14,11 @@ from compactor.assembly import open_compactor
 from process.settings.model import Settings
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
+from services.faults.plan import Fault, Rule
+from services.faults.s3_proxy import s3_proxy
 from services.versitygw import PREFIX, LoggedRequest, logged_requests, running_s3, url_of
 from tests.integration.command_line import forebay
 from tests.kit.async_client import AsyncClient
-from tests.kit.faults.plan import Fault, Rule
-from tests.kit.faults.s3_proxy import s3_proxy
 from tests.kit.memory_watch import SOON_S
 from tests.kit.serving import IN_OBJECTS, Served, get, serving
 

@@ -21,11 +21,11 @@ from typer.testing import CliRunner
 
 from forebay.cli import application
 from runtime.clock import SystemClock
+from services.faults.plan import Fault, Rule
+from services.faults.s3_proxy import s3_proxy
 from services.ports import free_port
 from services.prometheus import PrometheusServer, prometheus_program, running_prometheus
 from services.versitygw import running_s3, url_of
-from tests.kit.faults.plan import Fault, Rule
-from tests.kit.faults.s3_proxy import s3_proxy
 from tests.kit.memory_watch import SOON_S
 from tests.kit.serving import HOST, IN_OBJECTS, Served, get, serving
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.faults.s3_proxy import S3Proxy, s3_proxy
 from services.oxia import OxiaServer, running_oxia
 from services.versitygw import S3Server, running_s3
 from tests.kit.faults.in_thread import Run, in_thread
 from tests.kit.faults.oxia_proxy import OxiaProxy, oxia_proxy
-from tests.kit.faults.s3_proxy import S3Proxy, s3_proxy
 from tests.kit.serving import Served, serving
 
 

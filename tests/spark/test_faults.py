@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from tests.kit.faults.plan import Fault, Rule
+from services.faults.plan import Fault, Rule
 from tests.kit.native import Native, native_services
 from tests.kit.serving import Served
 from tests.spark.acks import Row, assert_exact, producing

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -11,6 +12,7 @@ import structlog
 from forebay.processes.companion import companion_of
 from forebay.processes.workers import plan
 from forebay.processes.workers.lines import attribute_line
+from forebay.processes.workers.link import SupervisorLink
 from forebay.processes.workers.parent import WorkerParent
 from forebay.processes.workers.process import WorkerProcess
 from forebay.processes.workers.supervisor import Supervisor
@@ -47,8 +49,9 @@ def serve_workers(
     command: Command | None = None,
     environ: Mapping[str, str] = os.environ,
     accepted: Accepted = NOTHING_ACCEPTED,
+    link: SupervisorLink | None = None,
 ) -> int:
-    """Until SIGTERM or SIGINT. The worst exit code of the workers, or why they could not start.
+    """Until SIGTERM or SIGINT, or until the other end of `link` is gone. The worst exit code of the workers, or why they could not start.
 
     Workers are forked from a parent that has imported what they need. With a `command` each is a program of its own: in tests; and where a
     process without exec is not safe, as on macOS.
@@ -104,6 +107,8 @@ def serve_workers(
                 return code
 
     logs.log_uncaught()
+    if link is not None:
+        link.watch(lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
         return asyncio.run(supervise())
     except Exception:  # noqa: BLE001 - the last line of defence of a process says why it ends

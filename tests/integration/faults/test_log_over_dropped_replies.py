@@ -15,6 +15,8 @@ from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
+from services.faults.plan import Fault, Rule
+from services.faults.s3_proxy import S3Proxy, s3_proxy
 from services.oxia import OxiaServer, running_oxia
 from services.versitygw import CREDENTIALS, S3Server
 from storage.cache.blocks import BlockCache
@@ -34,8 +36,6 @@ from storage.recordbatch import parse_header
 from storage.vocabulary import PartitionId, TopicId
 from tests.kit.batches import batch_bytes
 from tests.kit.faults.oxia_proxy import OxiaProxy, oxia_proxy
-from tests.kit.faults.plan import Fault, Rule
-from tests.kit.faults.s3_proxy import S3Proxy, s3_proxy
 
 EPOCHS: Final = (7, 8)
 PARTITIONS: Final = 8

@@ -11,14 +11,14 @@ import grpc
 import pytest
 from oxia.internal.proto.io.streamnative.oxia.proto import ShardAssignments, ShardAssignmentsRequest, Status
 
+from services.faults.plan import Fault, Rule, of_shard
 from services.oxia import OxiaServer
+from services.ports import HOST, held_port
 from storage.metadata.port import Applied, Put, Unknown
 from tests.integration.faults.raw_oxia import ABSENT, SERVICE, RawOxia, raw_oxia
 from tests.integration.oxia.opening import on_every_shard, opened
 from tests.kit.faults.in_thread import in_thread
 from tests.kit.faults.oxia_proxy import OxiaProxy, oxia_proxy
-from tests.kit.faults.plan import Fault, Rule, of_shard
-from tests.kit.faults.ports import HOST, held_port
 
 BRIEF_S = 1.0
 SOON_S = 30.0

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.faults.plan import HANG_S_MAX, Fault, Plan, Rule
 from tests.kit.faults.in_thread import in_thread
-from tests.kit.faults.plan import HANG_S_MAX, Fault, Plan, Rule
 
 
 def struck(plan: Plan, *calls: str) -> list[int]:

@@ -17,10 +17,10 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectionClosedErro
 from obstore.exceptions import GenericError
 from obstore.store import S3Store
 
+from services.faults.plan import Fault, Rule
+from services.faults.s3_proxy import S3Proxy, s3_proxy
 from services.versitygw import S3Server
 from tests.kit.faults.in_thread import in_thread
-from tests.kit.faults.plan import Fault, Rule
-from tests.kit.faults.s3_proxy import S3Proxy, s3_proxy
 
 BRIEF_S: Final = 0.3
 LATE_S: Final = 2.0

@@ -22,8 +22,8 @@ import grpc
 from oxia.internal.proto.io.streamnative.oxia.proto import ShardAssignments
 
 from runtime.supervision import Nursery
-from tests.kit.faults.plan import HANG_S_MAX, Counts, Fault, Plan, Rule, of_shard
-from tests.kit.faults.ports import HOST, held_port
+from services.faults.plan import HANG_S_MAX, Counts, Fault, Plan, Rule, of_shard
+from services.ports import HOST, held_port
 
 ASSIGNMENTS: Final = "GetShardAssignments"
 STREAMS: Final = frozenset({ASSIGNMENTS, "GetNotifications", "GetSequenceUpdates", "WriteStream"})

@@ -29,10 +29,13 @@ class LoadProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadMember(msgspec.Struct, frozen=True, kw_only=True):
-    """A broker or a compactor. `process` is None in a cluster that the load did not start, and `kafka` empty for compactors."""
+    """A broker or a compactor. `process` is None in a cluster that the load did not start, and `kafka` empty for compactors. `worker` is
+    None where a broker is one process.
+    """
 
     kind: str
     number: int
+    worker: int | None = None
     kafka: str
     http: str
     process: LoadProcess | None = None
@@ -43,7 +46,7 @@ class LoadMember(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        return f"{self.kind}-{self.number}"
+        return f"{self.kind}-{self.number}" if self.worker is None else f"{self.kind}-{self.number}-worker-{self.worker}"
 
     @property
     def takes_records(self) -> bool:
@@ -61,6 +64,8 @@ class StackFacts(msgspec.Struct, frozen=True, kw_only=True):
     metadata_url: str = ""
     bootstrap: str
     members: list[LoadMember]
+    supervisors: list[LoadProcess] = msgspec.field(default_factory=list)
+    """Parents of brokers with several workers."""
     servers: list[LoadProcess] = msgspec.field(default_factory=list)
     keeper: LoadProcess | None = None
     control: str = ""
@@ -68,7 +73,7 @@ class StackFacts(msgspec.Struct, frozen=True, kw_only=True):
     def processes(self) -> list[LoadProcess]:
         """All of them, the keeper first."""
         kept = [] if self.keeper is None else [self.keeper]
-        return [*kept, *(one.process for one in self.members if one.process is not None), *self.servers]
+        return [*kept, *self.supervisors, *(one.process for one in self.members if one.process is not None), *self.servers]
 
 
 class LoadTarget(Protocol):
@@ -93,8 +98,8 @@ def brokers_of(facts: StackFacts) -> list[LoadMember]:
 
 
 def live_brokers(facts: StackFacts) -> dict[int, str]:
-    """HTTP addresses of brokers that take records now, by number."""
-    return {member.number: member.http for member in facts.members if member.takes_records}
+    """HTTP addresses of brokers that take records now, by their place among all brokers and workers, from 1."""
+    return {place: member.http for place, member in enumerate(brokers_of(facts), 1) if member.takes_records}
 
 
 def write_facts(folder: Path, facts: StackFacts) -> None:

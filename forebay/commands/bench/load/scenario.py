@@ -30,6 +30,8 @@ SIZE_BYTES_MIN: Final = 12
 SIZE_BYTES_MAX: Final = 1024 * 1024
 SIZES: Final = {"tiny": 12, "tweet": 140, "half_k": 560, "k": 1_120, "linked_in_post": 2_940, "blog": 11_760}
 BROKERS_MAX: Final = 16
+WORKERS_MAX: Final = 8
+PROCESSES_MAX: Final = 32
 CLIENTS_MAX: Final = 64
 PARTITIONS_MAX: Final = 1_000
 KEYS_MAX: Final = 100_000
@@ -47,6 +49,10 @@ SERVICES: Final = "services"
 DISK: Final = "disk"
 MEMORY: Final = "memory"
 STORES: Final = (SERVICES, DISK, MEMORY)
+S3_FAULTS: Final = ("slow_down", "internal_error", "lost_reply")
+"""As `python -m services.faults` knows them."""
+S3_FAULT_SHARE_MAX: Final = 0.5
+LATENCY_MS_MAX: Final = 10_000
 RUNNING: Final = "running"
 """The stores of a cluster that runs already are its own."""
 LIBRDKAFKA: Final = "librdkafka"
@@ -117,6 +123,15 @@ def texts(given: Any) -> dict[str, str]:
     if not isinstance(given, dict) or not all(isinstance(value, str | int | float | bool) for value in given.values()):
         raise ValueError("write names with one value each, for example {retention.ms: 3600000}")
     return {str(name): str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
+
+
+def shares(given: Any) -> dict[str, float]:
+    if not isinstance(given, dict) or not all(name in S3_FAULTS for name in given):
+        raise ValueError(f"write a share of requests for {listed(S3_FAULTS)}, for example {{slow_down: 0.01}}")
+    for name, share in given.items():
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= S3_FAULT_SHARE_MAX:
+            raise ValueError(f"{name} is a share of requests from 0 to {S3_FAULT_SHARE_MAX}, for example 0.01")
+    return {name: float(share) for name, share in given.items()}
 
 
 def size(given: Any) -> int:
@@ -216,14 +231,25 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadStores:
+    """`latency_ms` is how late every answer of S3 is, and `s3_faults` shares of its requests: both have a proxy in front of it."""
+
     kind: str = key(one_of(*STORES))
+    latency_ms: int = key(whole(0, LATENCY_MS_MAX), 0)
+    s3_faults: Mapping[str, float] = key(shares)
+
+    @property
+    def has_proxy(self) -> bool:
+        return self.latency_ms > 0 or any(self.s3_faults.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadCluster:
-    """Either brokers to start, or the `addresses` of a cluster that runs already, with the `http` addresses of all its brokers."""
+    """Either brokers to start, each with that many `workers` (`forebay serve --workers`), or the `addresses` of a cluster that runs
+    already, with the `http` addresses of all its brokers.
+    """
 
     brokers: int = key(whole(1, BROKERS_MAX), 1)
+    workers: int = key(whole(1, WORKERS_MAX), 1)
     zones: tuple[str, ...] = key(zones, ())
     compactors: int = key(whole(0, 4), 0)
     settings: Mapping[str, str] = key(texts)
@@ -308,7 +334,7 @@ class LoadEvent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     name: str = key(text_like(_NAME, "a name of letters, digits, dots, dashes and underscores"))
-    stores: LoadStores = section(LoadStores, LoadStores(kind=RUNNING))
+    stores: LoadStores = section(LoadStores, LoadStores(kind=RUNNING, s3_faults={}))
     cluster: LoadCluster = section(LoadCluster, LoadCluster(settings={}))
     topics: tuple[LoadTopic, ...] = sections(LoadTopic, least=1)
     producers: tuple[LoadProducers, ...] = sections(LoadProducers, least=1)
@@ -330,7 +356,7 @@ class Scenario:
         """A fiftieth of the records on embedded stores, with short phases: the same events in seconds."""
         return replace(
             self,
-            stores=replace(self.stores, kind=DISK if self.stores.kind == SERVICES else self.stores.kind),
+            stores=LoadStores(kind=DISK, s3_faults={}) if self.stores.kind == SERVICES else self.stores,
             producers=tuple(replace(entry, records=max(entry.count, entry.records // SHORTER)) for entry in self.producers),
             phases=tuple(replace(phase, seconds=min(phase.seconds, SHORT_PHASE_S)) for phase in self.phases),
             events=tuple(_shortened(event) for event in self.events if event.do not in OF_SERVICES),
@@ -426,7 +452,7 @@ def _plain(value: Any, place: str) -> Any:
         found = {}
         for one in dataclasses.fields(value):
             held = getattr(value, one.name)
-            if (held is None and one.name != "rate") or held == LoadStores(kind=RUNNING):
+            if (held is None and one.name != "rate") or held == LoadStores(kind=RUNNING, s3_faults={}):
                 continue
             found[_RENAMED.get((place, one.name), one.name)] = _plain(held, one.name)
         return found
@@ -526,7 +552,7 @@ class _Reading:
             seen.add(name)
         for name, field in fields.items():
             if name not in seen:
-                if field.metadata.get("read") is texts:
+                if field.metadata.get("read") in (texts, shares):
                     given[field.name] = {}
                 elif field.default is _MISSING:
                     self._say(line, f"{place or 'the scenario'} has no {name}, and needs one")
@@ -577,8 +603,10 @@ def _inconsistencies(scenario: Scenario) -> Iterator[tuple[object, str]]:
     """What no single value can show."""
     cluster, kind = scenario.cluster, scenario.stores.kind
     yield from _wrong_with_stores(scenario)
-    if kind == MEMORY and (cluster.brokers > 1 or cluster.compactors):
-        yield cluster, "stores.kind memory is that of one process: write brokers: 1 and compactors: 0, or kind: disk"
+    if kind == MEMORY and (cluster.brokers > 1 or cluster.workers > 1 or cluster.compactors):
+        yield cluster, "stores.kind memory is that of one process: write brokers: 1, workers: 1 and compactors: 0, or kind: disk"
+    if cluster.brokers * cluster.workers > PROCESSES_MAX:
+        yield cluster, f"cluster: {cluster.brokers} brokers of {cluster.workers} workers are more than {PROCESSES_MAX} processes"
     if cluster.zones and len(cluster.zones) > cluster.brokers:
         yield cluster, f"cluster.zones are more than the {cluster.brokers} brokers"
     for name in cluster.settings:
@@ -620,13 +648,15 @@ def _wrong_with_stores(scenario: Scenario) -> Iterator[tuple[object, str]]:
     if not cluster.runs_already:
         if scenario.stores.kind == RUNNING:
             yield scenario, f"the scenario has no stores, and needs one: write stores: {{kind: {DISK}}}"
+        if scenario.stores.has_proxy and scenario.stores.kind != SERVICES:
+            yield scenario.stores, "stores.latency_ms and s3_faults are those of an S3 server: write kind: services, or leave them out"
         if cluster.http:
             yield cluster, "cluster.http belongs to cluster.addresses: name both, or none"
         return
     if scenario.stores.kind != RUNNING:
         yield scenario.stores, "stores are those of the cluster that runs at cluster.addresses: leave stores out"
     if cluster != LoadCluster(settings={}, addresses=cluster.addresses, http=cluster.http):
-        yield cluster, "cluster.addresses name a cluster that runs: leave brokers, zones, compactors and settings out"
+        yield cluster, "cluster.addresses name a cluster that runs: leave brokers, workers, zones, compactors and settings out"
     for event in scenario.events:
         yield event, f"events: {event.do} needs a cluster that the load starts itself: leave it out, or leave cluster.addresses out"
 
@@ -643,7 +673,7 @@ def _wrong_with_http(scenario: Scenario) -> Iterator[tuple[object, str]]:
     for producers in scenario.producers:
         if producers.client != HTTP:
             yield producers, "routing.mode owners names the broker of each request, which librdkafka chooses itself: write client: http"
-    brokers = len(cluster.http) if cluster.runs_already else cluster.brokers
+    brokers = len(cluster.http) if cluster.runs_already else cluster.brokers * cluster.workers
     if routing.k > brokers:
         yield routing, f"routing.k {routing.k} is more than the {brokers} brokers"
 

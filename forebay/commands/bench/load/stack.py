@@ -7,8 +7,8 @@ import importlib
 import importlib.util
 import json
 import os
-import re
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
+import msgspec
+
 from forebay.commands.bench.load.by_http import HttpUnanswered, asked_by_http
-from forebay.commands.bench.load.facts import LoadMember, StackFacts, process_facts, write_facts
-from forebay.commands.bench.load.scenario import DISK, MEMORY, SERVICES, LoadEvent, Scenario
+from forebay.commands.bench.load.facts import LoadMember, LoadProcess, StackFacts, process_facts, write_facts
+from forebay.commands.bench.load.scenario import DISK, MEMORY, SERVICES, LoadEvent, LoadStores, Scenario
 from forebay.commands.demo.broker_process import free_port
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
 from forebay.processes.child import HOST, ChildProcess, is_ready
@@ -31,6 +33,7 @@ _PORTS_FROM: Final = 15_000
 _PORTS_TO: Final = 32_000
 _ASK_EVERY_S: Final = 0.1
 _ACCESS_LOG: Final = "s3-access.log"
+_REFUSED_LOG: Final = "s3-refused.log"
 _NEEDS_CHECKOUT: Final = (
     "stores.kind services needs a checkout of Forebay, whose `services` start a real Oxia and a real S3 server; an installed Forebay has "
     "none. Give --short, or write kind: disk."
@@ -39,13 +42,15 @@ _NEEDS_CHECKOUT: Final = (
 
 @dataclass(slots=True)
 class StackMember:
-    """A broker or a compactor. `number` counts each kind from 1; `kafka_port` is 0 for compactors."""
+    """A broker or a compactor. `number` counts each kind from 1. A broker has a port of each kind for each of its workers, one after the
+    other; a compactor has no `kafka_ports`.
+    """
 
     kind: str
     number: int
     process: ChildProcess
-    kafka_port: int = 0
-    http_port: int = 0
+    http_ports: Sequence[int]
+    kafka_ports: Sequence[int]
     is_paused: bool = False
     is_away: bool = False
     """It has ended, and should have."""
@@ -53,18 +58,69 @@ class StackMember:
     seen_bytes: int = field(default=0, repr=False)
     """The part of its log that earlier lives wrote."""
 
-    def facts(self) -> LoadMember:
-        return LoadMember(
-            kind=self.kind,
-            number=self.number,
-            kafka=f"{HOST}:{self.kafka_port}" if self.kafka_port else "",
-            http=f"{HOST}:{self.http_port}",
-            process=process_facts(f"{self.kind}-{self.number}", self.process.pid if self.process.is_running() else None),
-            log=str(self.process.log),
-            is_paused=self.is_paused,
-            is_away=self.is_away,
-            is_drained=self.is_drained,
-        )
+    @property
+    def has_workers(self) -> bool:
+        return len(self.http_ports) > 1
+
+    def facts(self) -> list[LoadMember]:
+        """One, or one for each worker."""
+        own = process_facts(f"{self.kind}-{self.number}", self.process.pid if self.process.is_running() else None)
+        found = []
+        for place, http_port in enumerate(self.http_ports):
+            member = LoadMember(
+                kind=self.kind,
+                number=self.number,
+                worker=place if self.has_workers else None,
+                kafka=f"{HOST}:{self.kafka_ports[place]}" if self.kafka_ports else "",
+                http=f"{HOST}:{http_port}",
+                process=own,
+                log=str(self.process.log),
+                is_paused=self.is_paused,
+                is_away=self.is_away,
+                is_drained=self.is_drained,
+            )
+            pid = self._worker_pids().get(place) if self.has_workers else None
+            found.append(msgspec.structs.replace(member, process=process_facts(member.name, pid)) if self.has_workers else member)
+        return found
+
+    def supervisor(self) -> LoadProcess | None:
+        return process_facts(f"{self.kind}-{self.number}-supervisor", self.process.pid) if self.has_workers else None
+
+    def kill9(self) -> None:
+        """With its workers, as if their machine were gone."""
+        workers = self._running_workers()
+        self.process.kill9()
+        self._signal(workers, signal.SIGKILL)
+
+    def pause(self) -> None:
+        self.process.pause()
+        self._signal(self._running_workers(), signal.SIGSTOP)
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self._signal(self._running_workers(), signal.SIGCONT)
+        self.process.resume()
+        self.is_paused = False
+
+    def is_ready(self) -> bool:
+        """True once each of its processes has said so, and answers. A stranger at one of its ports has said nothing."""
+        said = _said(self.process.log, self.seen_bytes, "ready")
+        return len(said) == len(self.http_ports) and all(is_ready(port) for port in self.http_ports)
+
+    def _running_workers(self) -> list[LoadProcess]:
+        return [
+            member.process for member in self.facts() if self.has_workers and member.process is not None and member.process.is_running()
+        ]
+
+    def _worker_pids(self) -> dict[int, int]:
+        return {line["worker"]: line["pid"] for line in _said(self.process.log, self.seen_bytes, "worker_started").values()}
+
+    @staticmethod
+    def _signal(workers: Sequence[LoadProcess], number: signal.Signals) -> None:
+        for worker in workers:
+            # It may end between the look and the signal.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +172,7 @@ class LoadStack:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as failing:
             failing.push(self.__exit__)
-            self._stores = self._closing.enter_context(_stores(self._scenario.stores.kind, self._folder))
+            self._stores = self._closing.enter_context(_stores(self._scenario.stores, self._folder))
             cluster = self._scenario.cluster
             brokers = [self._made("broker", number) for number in range(1, cluster.brokers + 1)]
             # The first alone, so that what is wrong with all is said once.
@@ -141,11 +197,13 @@ class LoadStack:
     def facts(self) -> StackFacts:
         """Every broker is in `bootstrap`, also those that are away."""
         started = [member for member in self._members if member.process.was_started]
+        members = [one for member in started for one in member.facts()]
         return StackFacts(
             storage_url=self._stores.storage_url,
             metadata_url=self._stores.metadata_url,
-            bootstrap=",".join(f"{HOST}:{member.kafka_port}" for member in started if member.kind == "broker"),
-            members=[member.facts() for member in started],
+            bootstrap=",".join(member.kafka for member in members if member.kafka),
+            members=members,
+            supervisors=[one for one in (member.supervisor() for member in started) if one is not None],
             servers=[process_facts(name, server.pid) for name, server in self._stores.servers.items()],
             keeper=process_facts("keeper", os.getpid()) if self._control else None,
             control=self._control,
@@ -160,11 +218,9 @@ class LoadStack:
             case "kill" | "stop":
                 broker = self._broker(event)
                 broker.is_away = True
-                (broker.process.kill9 if event.do == "kill" else broker.process.stop)()
+                (broker.kill9 if event.do == "kill" else broker.process.stop)()
             case "pause":
-                broker = self._broker(event)
-                broker.process.pause()
-                broker.is_paused = True
+                self._broker(event).pause()
             case "drain":
                 broker = self._broker(event)
                 self._drain(broker)
@@ -186,9 +242,7 @@ class LoadStack:
     def end(self, event: LoadEvent) -> None:
         """Undo it: a paused one goes on, a broker that is away or drained starts again on its ports."""
         if event.do == "pause":
-            broker = self._broker(event)
-            broker.process.resume()
-            broker.is_paused = False
+            self._broker(event).resume()
         elif event.target is not None:
             broker = self._broker(event)
             if broker.is_drained:
@@ -207,8 +261,11 @@ class LoadStack:
         return self._brokers()[event.target - 1]
 
     def _drain(self, broker: StackMember) -> None:
-        """Raise `ClientFailed` if it does not say that it is drained."""
-        address = f"{HOST}:{broker.http_port}"
+        """Raise `ClientFailed` if one of its processes does not say that it is drained."""
+        for port in broker.http_ports:
+            self._drain_one(broker, f"{HOST}:{port}")
+
+    def _drain_one(self, broker: StackMember, address: str) -> None:
         give_up_s = self._clock.monotonic_s() + DRAINED_WITHIN_S
         while True:
             try:
@@ -228,36 +285,32 @@ class LoadStack:
 
     def _made(self, kind: str, number: int) -> StackMember:
         # A port that the system chooses is told to no other broker, and clients of groups are sent from one to the other.
-        http_port = high_port(self._promised)
-        self._promised.add(http_port)
-        process = self._process(kind, number, kafka_port=0, http_port=http_port)
-        member = StackMember(kind, number, process, http_port=http_port)
+        workers = self._scenario.cluster.workers if kind == "broker" else 1
+        http_ports = self._ports(workers)
+        kafka_ports = self._ports(workers) if kind == "broker" else ()
+        process = self._process(kind, number, http_ports, kafka_ports)
+        member = StackMember(kind, number, process, http_ports, kafka_ports)
         self._members.append(member)
         return member
+
+    def _ports(self, count: int) -> Sequence[int]:
+        found = high_ports(count, self._promised)
+        self._promised.update(found)
+        return found
 
     def _begin(self, member: StackMember) -> None:
         """With the ports of its life before, if it had one."""
         if member.process.was_started:
-            member.process = self._process(member.kind, member.number, kafka_port=member.kafka_port, http_port=member.http_port)
+            member.process = self._process(member.kind, member.number, member.http_ports, member.kafka_ports)
         log = member.process.log
         member.seen_bytes = log.stat().st_size if log.exists() else 0
         member.is_away = member.is_drained = False
         member.process.start()
 
     def _await(self, member: StackMember) -> None:
-        """Until it is ready; its ports are what its log says."""
-        said: dict[str, dict[str, Any]] = {}
+        member.process.wait_until(member.is_ready, "ready", within_s=READY_WITHIN_S)
 
-        def is_announced() -> bool:
-            said.update(_events(member.process.log, member.seen_bytes))
-            return "ready" in said
-
-        member.process.wait_until(is_announced, "ready", within_s=READY_WITHIN_S)
-        if member.kind == "broker":
-            member.kafka_port = _port(said["kafka listening"]["listeners"])
-        member.process.wait_until(lambda: is_ready(member.http_port), "ready", within_s=READY_WITHIN_S)
-
-    def _process(self, kind: str, number: int, *, kafka_port: int, http_port: int) -> ChildProcess:
+    def _process(self, kind: str, number: int, http_ports: Sequence[int], kafka_ports: Sequence[int]) -> ChildProcess:
         given = {
             "storage.url": self._stores.storage_url,
             "metadata.url": self._stores.metadata_url,
@@ -268,8 +321,8 @@ class LoadStack:
         cluster = self._scenario.cluster
         if kind == "broker":
             given |= {
-                "kafka.listeners": f"PLAINTEXT://{HOST}:{kafka_port}",
-                "http.listen": f"{HOST}:{http_port}",
+                "kafka.listeners": f"PLAINTEXT://{HOST}:{kafka_ports[0]}",
+                "http.listen": f"{HOST}:{http_ports[0]}",
                 "http.allow_writes": "true",
                 "shutdown.drain": "0ms",
                 "compactor.run": "false",
@@ -277,12 +330,14 @@ class LoadStack:
             if cluster.zones:
                 given["broker.rack"] = cluster.zones[(number - 1) % len(cluster.zones)]
         else:
-            given["compactor.listen"] = f"{HOST}:{http_port}"
+            given["compactor.listen"] = f"{HOST}:{http_ports[0]}"
         given |= cluster.settings
         assignments = [f"{key}={value}" for key, value in given.items()]
         command = broker_command(assignments)
         if kind == "broker":
             command[command.index("forebay")] = self._module
+            if cluster.workers > 1:
+                command.append(f"--workers={cluster.workers}")
         else:
             command[command.index("serve") : command.index("serve") + 1] = ["compactor", "serve"]
         return ChildProcess(
@@ -295,35 +350,56 @@ class LoadStack:
 
 
 @contextlib.contextmanager
-def _stores(kind: str, folder: Path) -> Iterator[LoadStoresInUse]:
+def _stores(stores: LoadStores, folder: Path) -> Iterator[LoadStoresInUse]:
     data = folder.resolve() / "data"
-    if kind == MEMORY:
+    if stores.kind == MEMORY:
         yield LoadStoresInUse("memory://", "memory://")
-    elif kind == DISK:
+    elif stores.kind == DISK:
         data.mkdir()
         yield LoadStoresInUse(f"file://{data}/objects", f"sqlite:///{data}/meta.db")
     else:
         oxia, s3 = _service("oxia"), _service("versitygw")
-        access_log = folder.resolve() / _ACCESS_LOG
-        with oxia.running_oxia(data / "oxia") as metadata, s3.running_s3(data / "s3", access_log=access_log) as objects:
-            servers = {"oxia": metadata, "s3": objects}
+        with contextlib.ExitStack() as closing:
+            metadata = closing.enter_context(oxia.running_oxia(data / "oxia"))
+            objects = closing.enter_context(s3.running_s3(data / "s3", access_log=folder.resolve() / _ACCESS_LOG))
+            servers, reached = {"oxia": metadata, "s3": objects}, objects
+            if stores.has_proxy:
+                proxy = s3.running_s3_with_faults(
+                    objects,
+                    folder.resolve() / "logs",
+                    latency_ms=stores.latency_ms,
+                    faults=stores.s3_faults,
+                    refused=folder.resolve() / _REFUSED_LOG,
+                )
+                servers["s3-proxy"] = reached = closing.enter_context(proxy)
             yield LoadStoresInUse(
-                objects.url(), metadata.url, environ=objects.environ, servers=servers, logged=lambda: logged_by_s3(folder) or []
+                reached.url(), metadata.url, environ=reached.environ, servers=servers, logged=lambda: logged_by_s3(folder) or []
             )
 
 
 def logged_by_s3(folder: Path) -> Sequence[Any] | None:
-    """The lines of the access log in the folder of a run; None where no S3 server wrote one."""
-    access_log = folder / _ACCESS_LOG
-    if not access_log.exists():
+    """The lines of the access log in the folder of a run, and those of the proxy before it; None where no S3 server wrote one."""
+    if not (folder / _ACCESS_LOG).exists():
         return None
-    lines: Sequence[Any] = _service("versitygw").logged_requests(access_log)
+    lines: list[Any] = []
+    for name in (_ACCESS_LOG, _REFUSED_LOG):
+        if (folder / name).exists():
+            lines += _service("versitygw").logged_requests(folder / name)
     return lines
 
 
 def high_port(promised: Collection[int]) -> int:
     """A free one below those that the system gives to outgoing connections. Raise `StartError` if there is none."""
-    return free_port(_PORTS_FROM + secrets.randbelow(_PORTS_TO - _PORTS_FROM), promised=promised)
+    return high_ports(1, promised)[0]
+
+
+def high_ports(count: int, promised: Collection[int]) -> Sequence[int]:
+    """Return consecutive free ones, as `high_port`."""
+    while True:
+        first = free_port(_PORTS_FROM + secrets.randbelow(_PORTS_TO - _PORTS_FROM), promised=promised)
+        found = range(first, first + count)
+        if all(free_port(port, promised=promised) == port for port in found):
+            return found
 
 
 def check_stores(kind: str) -> None:
@@ -342,17 +418,12 @@ def _service(name: str) -> Any:
     return importlib.import_module(f"services.{name}")
 
 
-def _events(log: Path, seen_bytes: int) -> dict[str, dict[str, Any]]:
-    """The latest line of each event that this life of a process has logged."""
+def _said(log: Path, seen_bytes: int, event: str) -> dict[int, dict[str, Any]]:
+    """The latest line of the event that this life of a process has logged, by worker; 0 for a process without."""
     found = {}
     for line in log.read_bytes()[seen_bytes:].splitlines():
         with contextlib.suppress(ValueError):
             said = json.loads(line)
-            if isinstance(said, dict) and "event" in said:
-                found[str(said["event"])] = said
+            if isinstance(said, dict) and said.get("event") == event:
+                found[int(said.get("worker", 0))] = said
     return found
-
-
-def _port(address: object) -> int:
-    """The last number of an address."""
-    return int(re.findall(r"\d+", str(address))[-1])

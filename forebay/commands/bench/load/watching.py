@@ -67,11 +67,11 @@ def address_table(facts: StackFacts, monitoring: MonitoringPlace, folder: Path) 
     rows: list[tuple[str, str]] = []
     for member in facts.members:
         if member.kafka:
-            rows.append((f"{member.kind} {member.number}", member.kafka))
+            rows.append((member.name.replace("-", " "), member.kafka))
             rows.append(("  HTTP", f"http://{member.http}/"))
             rows.append(("  metrics", f"http://{member.http}/metrics"))
         else:
-            rows.append((f"{member.kind} {member.number} metrics", f"http://{member.http}/metrics"))
+            rows.append((f"{member.name.replace('-', ' ')} metrics", f"http://{member.http}/metrics"))
     rows.append(("Prometheus", monitoring.prometheus or f"not running: {monitoring.folder}/prometheus.yml is its configuration"))
     rows.append(("Grafana", monitoring.grafana or f"not running: import {monitoring.folder}/dashboards/*.json"))
     rows.append(("run folder", str(folder)))

@@ -125,7 +125,7 @@ name: again
         ("11", "name"),
     ]
     assert found[1] == 's.yaml:2: stores.kind "discs" is not allowed: write services, disk or memory.'
-    assert "did you mean brokers? allowed here: brokers, zones, compactors, settings, addresses, http." in found[2]
+    assert "did you mean brokers? allowed here: brokers, workers, zones, compactors, settings, addresses, http." in found[2]
     assert "did you mean records?" in found[7]
     assert found[9].endswith(f"write {', '.join(EVENTS[:-1])} or {EVENTS[-1]}.")
 
@@ -222,6 +222,7 @@ def test_sections_that_repeat_each_other_by_alias_are_bounded(tmp_path: Path) ->
         ("cluster: {http: [127.0.0.1:8070]}", 5, "cluster.http belongs to cluster.addresses"),
         ("cluster: {brokers: 2, settings: {http.allow_writes: no}}\nevents: [{at: 1s, do: drain, target: 1}]", 6, "drain asks by HTTP"),
         ("events: [{at: 1s, do: drain}]", 5, "drain needs a target"),
+        ("cluster: {brokers: 16, workers: 4}", 5, "16 brokers of 4 workers are more than 32 processes"),
     ],
 )
 def test_what_does_not_go_together_is_refused(added: str, line: int, words: str, tmp_path: Path) -> None:
@@ -254,7 +255,7 @@ def test_a_cluster_that_runs_already_is_named_by_its_addresses_and_needs_no_stor
     ("changed", "into", "line", "words"),
     [
         ("name: there", "name: there\nstores: {kind: disk}", 2, "stores are those of the cluster that runs"),
-        ("cluster: {", "cluster: {brokers: 2, ", 2, "leave brokers, zones, compactors and settings out"),
+        ("cluster: {", "cluster: {brokers: 2, ", 2, "leave brokers, workers, zones, compactors and settings out"),
         ("k: 2", "k: 3", 5, "routing.k 3 is more than the 2 brokers"),
         ("routing", "events:\n  - {at: 1s, do: kill, target: 1}\nrouting", 6, "kill needs a cluster that the load starts itself"),
         ("routing", "events:\n  - {at: 1s, do: roll}\nrouting", 6, "roll needs a cluster that the load starts itself"),
@@ -282,6 +283,34 @@ def test_a_scenario_without_stores_or_addresses_is_refused(tmp_path: Path) -> No
     assert mistake == "s.yaml:1: the scenario has no stores, and needs one: write stores: {kind: disk}."
 
 
+@pytest.mark.parametrize(
+    ("stores", "words"),
+    [
+        ("kind: disk, latency_ms: 5", "stores.latency_ms and s3_faults are those of an S3 server: write kind: services"),
+        ("kind: disk, s3_faults: {slow_down: 0.1}", "stores.latency_ms and s3_faults are those of an S3 server"),
+        ("kind: services, s3_faults: {slowdown: 0.1}", "write a share of requests for slow_down, internal_error or lost_reply"),
+        ("kind: services, s3_faults: {slow_down: 2}", "slow_down is a share of requests from 0 to 0.5, for example 0.01"),
+        ("kind: services, s3_faults: [slow_down]", "write a share of requests for slow_down"),
+        ("kind: services, latency_ms: 1s", "write a whole number from 0 to 10,000"),
+    ],
+)
+def test_a_slow_or_failing_store_is_an_s3_server_and_its_faults_are_shares(stores: str, words: str, tmp_path: Path) -> None:
+    (mistake,) = mistakes(tmp_path, SMALL.replace("stores: {kind: disk}", f"stores: {{{stores}}}"))
+
+    assert mistake.startswith("s.yaml:2: ")
+    assert words in mistake
+
+
+def test_the_short_form_has_no_failing_store(tmp_path: Path) -> None:
+    text = SMALL.replace("stores: {kind: disk}", "stores: {kind: services, latency_ms: 20, s3_faults: {slow_down: 0.01}}")
+
+    scenario = read(tmp_path, text)
+
+    assert (scenario.stores.latency_ms, scenario.stores.s3_faults) == (20, {"slow_down": 0.01})
+    assert read(tmp_path, written_out(scenario)) == scenario
+    assert (scenario.shortened().stores.latency_ms, scenario.shortened().stores.has_proxy) == (0, False)
+
+
 @pytest.mark.parametrize("config", ["cleanup.policy: compact", "retention.ms: 1"])
 def test_topics_whose_records_go_are_refused(config: str, tmp_path: Path) -> None:
     (mistake,) = mistakes(tmp_path, SMALL.replace("partitions: 3", f"configs: {{{config}}}"))
@@ -291,7 +320,7 @@ def test_topics_whose_records_go_are_refused(config: str, tmp_path: Path) -> Non
 
 def test_one_process_has_its_memory_for_itself(tmp_path: Path) -> None:
     scenario = read(tmp_path, SMALL + "cluster: {brokers: 3}\n")
-    changed: Any = type(scenario.stores)(kind="memory")
+    changed: Any = type(scenario.stores)(kind="memory", s3_faults={})
 
     with pytest.raises(ClientFailed, match="memory is that of one process"):
         check_consistent(Scenario(**{name: getattr(scenario, name) for name in scenario.__slots__} | {"stores": changed}))

@@ -20,7 +20,7 @@ class Head:
 
     @property
     def method(self) -> str:
-        """Of a request."""
+        """The verb of a request."""
         return self.line[0]
 
     @property
@@ -30,7 +30,7 @@ class Head:
 
     @property
     def status(self) -> int:
-        """Of an answer."""
+        """The status of an answer."""
         return int(self.line[1])
 
     @property
@@ -39,17 +39,17 @@ class Head:
 
     @property
     def length_bytes(self) -> int | None:
-        """None: the message does not say."""
+        """The length that the message states, or None."""
         return int(self.headers["content-length"]) if "content-length" in self.headers else None
 
     @property
     def is_last(self) -> bool:
-        """Whether its sender closes the connection after it."""
+        """True if its sender closes the connection after it."""
         return self.headers.get("connection", "").lower() == "close" or "HTTP/1.0" in self.line
 
     @property
     def awaits_go_ahead(self) -> bool:
-        """Whether the client keeps the body back until it is told to go on."""
+        """True if the client sends the body only after a 100 Continue."""
         return self.headers.get("expect", "").lower() == "100-continue"
 
 

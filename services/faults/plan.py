@@ -69,7 +69,7 @@ class Fault(enum.Enum):
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
     """A fault and the calls it strikes: those of `methods` (none named: all) whose subject contains `containing`, but not the first
-    `after` of them, then each `every`-th, at most `times` (None: for as long as the rule stands).
+    `after` of them, then each `every`-th, at most `times` (None: without end). With `every` 2.5 it strikes two calls of five.
 
     Methods are Oxia's (`Write`, `Read`, `GetShardAssignments` …) and S3's verbs, where `LIST` is a GET that lists. The subject of an S3
     call is its path and query; that of an Oxia call is its shard (`of_shard`), if it has one.
@@ -78,7 +78,7 @@ class Rule:
     fault: Fault
     methods: AbstractSet[str] = frozenset()
     containing: str = ""
-    every: int = 1
+    every: float = 1
     after: int = 0
     times: int | None = None
     delay_s: float = HOLD_S
@@ -88,16 +88,16 @@ class Rule:
     messages: int = 0
 
     def __post_init__(self) -> None:
-        assert self.every >= 1, "every 0th call is none"
+        assert self.every >= 1, "no call comes more than once"
         assert self.delay_s < HANG_S_MAX, "a call held longer than any hang is a hang: use BLACKHOLE or HANG_REPLY"
 
     def matches(self, method: str, subject: str) -> bool:
         return (not self.methods or method in self.methods) and self.containing in subject
 
     def is_turn(self, nth: int) -> bool:
-        """Whether the `nth` call that matched, from 1, is struck."""
-        strikes, rest = divmod(nth - self.after, self.every)
-        return nth > self.after and rest == 0 and (self.times is None or strikes <= self.times)
+        """True if the rule strikes the `nth` call that it matched, from 1."""
+        strikes, before = (nth - self.after) // self.every, (nth - self.after - 1) // self.every
+        return nth > self.after and strikes > before and (self.times is None or strikes <= self.times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +130,12 @@ class Plan:
         self._counts = Counts()
 
     def add(self, *rules: Rule) -> None:
-        """From the next call on. A rule that stands already begins to count anew."""
+        """Apply the rules from the next call on. A rule that is there already counts from 0 again."""
         with self._lock:
             self._rules.update(dict.fromkeys(rules, 0))
 
     def remove(self, *rules: Rule) -> None:
-        """Those that stand; calls already struck stay so."""
+        """Drop the rules; a call that one has struck stays struck."""
         with self._lock:
             for rule in rules:
                 self._rules.pop(rule, None)

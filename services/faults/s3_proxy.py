@@ -10,19 +10,22 @@ one of its own to the server.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
 from runtime.supervision import Nursery
-from tests.kit.faults.http1 import HEAD_BYTES_MAX, PIECE_BYTES_MAX, Head, answer_body, has_end, read_head, request_body
-from tests.kit.faults.plan import HANG_S_MAX, Counts, Fault, Plan, Rule
-from tests.kit.faults.ports import HOST, held_port
+from services.faults.http1 import HEAD_BYTES_MAX, PIECE_BYTES_MAX, Head, answer_body, has_end, read_head, request_body
+from services.faults.plan import HANG_S_MAX, Counts, Fault, Plan, Rule
+from services.ports import HOST, held_port
 
 LATE_BODY_BYTES_MAX: Final = 64 << 20
 LINGER_S: Final = 5.0
 REASONS: Final = {400: "Bad Request", 403: "Forbidden", 404: "Not Found", 409: "Conflict", 500: "Internal Server Error", 503: "Slow Down"}
+
+Refused = Callable[[Head, Rule], None]
+"""Gets each request that the proxy answers itself, before it answers."""
 
 _BROKEN: Final = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
 
@@ -30,7 +33,7 @@ _BROKEN: Final = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunErro
 class _ReadsOn(asyncio.StreamReader):
     """Ends, when the connection breaks, after what has arrived: a server may refuse a body, say so, and close while it is being sent."""
 
-    def set_exception(self, exc: Exception) -> None:
+    def set_exception(self, exc: Exception) -> None:  # noqa: ARG002 - as the class above has it
         self.feed_eof()
 
 
@@ -70,7 +73,7 @@ class _Line:
 class S3Proxy:
     """A server at `endpoint` ("http://127.0.0.1:PORT", the same for life). `plan` says what fails; `counts` what has happened."""
 
-    def __init__(self, server_endpoint: str, port: int, nursery: Nursery) -> None:
+    def __init__(self, server_endpoint: str, port: int, nursery: Nursery, *, refused: Refused | None = None) -> None:
         server = urlsplit(server_endpoint)
         assert server.scheme == "http", "there is no TLS to a server of the tests"
         assert server.hostname, server_endpoint
@@ -79,6 +82,7 @@ class S3Proxy:
         self.plan = Plan()
         self._server_host, self._server_port = server.hostname, server.port or 80
         self.port = port
+        self.refused = refused
         self._nursery = nursery
         self._clients: set[_Line] = set()
         self._listener: asyncio.Server | None = None
@@ -167,7 +171,7 @@ class _Connection:
         self._server: _Line | None = None
 
     def hang_up(self) -> None:
-        """On the server's side."""
+        """Close the connection to the server."""
         if self._server is not None:
             self._server.abort()
             self._server = None
@@ -272,7 +276,9 @@ class _Connection:
             await self._client.send(piece)
 
     async def _refuse(self, rule: Rule, head: Head) -> bool:
-        """Answer without the server. A client that keeps its body back is told before it sends it, and cannot go on after that."""
+        """Answer without the server. A client that keeps its body back gets the answer before it sends it, and closes."""
+        if self._proxy.refused is not None:
+            self._proxy.refused(head, rule)
         if not head.awaits_go_ahead:
             async for _ in request_body(head, self._client.reader):
                 pass
@@ -357,7 +363,7 @@ def _error(rule: Rule, head: Head, *, is_last: bool) -> bytes:
 
 @contextlib.asynccontextmanager
 async def s3_proxy(server_endpoint: str, *, is_up: bool = True) -> AsyncIterator[S3Proxy]:
-    """A proxy to the server at "http://HOST:PORT", which need not run yet. Not `is_up`: it does not listen until told `up`."""
+    """A proxy to the server at "http://HOST:PORT", which need not run yet. Not `is_up`: it listens after `up`."""
     with held_port() as port:
         async with Nursery() as nursery:
             proxy = S3Proxy(server_endpoint, port, nursery)

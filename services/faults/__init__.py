@@ -1,0 +1,1 @@
+"""Servers that fail on purpose, in front of real ones."""
