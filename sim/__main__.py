@@ -1,19 +1,14 @@
-"""`python -m sim`: seeds of the simulation, one of them with its trace, or how often they took each branch of the log.
-
-The code under test is imported by the commands and not here: `coverage` counts in modules that it reads before they are imported.
-"""
+"""`python -m sim`: seeds of the simulation, or one of them with its trace."""
 
 import argparse
 import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from sim import coverage
-
-if TYPE_CHECKING:
-    from sim.worlds import RunOutcome
+from sim.running import run_all
+from sim.worlds import Run, RunOutcome, simulate
 
 VIOLATIONS_SHOWN_MAX: Final = 10
 WORLDS: Final = ("log", "groups")
@@ -23,20 +18,16 @@ THEMES: Final = ("usual", "passing", "spilling", "churning", "stubborn", "trimmi
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command line. 0 when no seed found anything wrong (and no branch was never taken), else 1."""
+    """Run the command line. Return 0 if no seed found anything wrong, else 1."""
     given = _parse(arguments)
     match given.command:
         case "replay":
             return _replay(given)
-        case "coverage":
-            return coverage.report(given.seeds, faults=given.faults, jobs=given.jobs, is_short=not given.every, tell=_say)
         case _:
             return _run(given)
 
 
 def _replay(given: argparse.Namespace) -> int:
-    from sim.worlds import Run, simulate
-
     outcome = simulate(Run(given.world, given.seed, given.faults, given.brokers, given.theme), show=print)
     if outcome.violations:
         _tell(outcome)
@@ -46,9 +37,6 @@ def _replay(given: argparse.Namespace) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from sim.running import run_all
-    from sim.worlds import Run
-
     first, last = given.seeds
     has_failed = False
     for world in WORLDS if given.world == ALL else (given.world,):
@@ -74,7 +62,7 @@ def _counted(did: Mapping[str, int]) -> str:
     return " ".join(f"{name}={count}" for name, count in did.items())
 
 
-def _tell(outcome: "RunOutcome") -> None:
+def _tell(outcome: RunOutcome) -> None:
     _say(f"seed {outcome.run.seed}: {len(outcome.violations)} violations; {outcome.run.command}")
     for text in outcome.violations[:VIOLATIONS_SHOWN_MAX]:
         _say(f"  {text}")
@@ -106,18 +94,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="a range of seeds; the exit code says whether all were clean")
     replay = commands.add_parser("replay", help="one seed, with its trace on standard output")
-    covered = commands.add_parser("coverage", help="how often the seeds take each branch of the log; the exit code says whether all were")
-    jobs = len(os.sched_getaffinity(0))
-    for command in (run, covered):
-        command.add_argument("--seeds", type=_seeds, default=(1, 200), metavar="A-B")
-        command.add_argument("--jobs", type=_count, default=jobs, help="processes; by default one per processor")
+    run.add_argument("--seeds", type=_seeds, default=(1, 200), metavar="A-B")
+    run.add_argument("--jobs", type=_count, default=len(os.sched_getaffinity(0)), help="processes; by default one per processor")
     run.add_argument("--world", choices=(*WORLDS, ALL), default=ALL)
     replay.add_argument("--world", choices=WORLDS, default=WORLDS[0])
     replay.add_argument("--seed", type=int, required=True)
-    covered.add_argument("--every", action="store_true", help="name every branch, not only those that are taken rarely or never")
-    for command in (run, replay, covered):
-        command.add_argument("--faults", choices=FAULTS, default="harsh" if command is covered else "usual")
     for command in (run, replay):
+        command.add_argument("--faults", choices=FAULTS, default="usual")
         command.add_argument("--brokers", type=_count, default=None, help="default: 2 to 4, by the seed")
         command.add_argument("--theme", choices=THEMES, default=None, help="of the log world; default: by the seed")
     return parser.parse_args(arguments)

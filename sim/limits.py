@@ -249,7 +249,7 @@ def _reads(expression: ast.expr, here: dict[str, object]) -> bool:
 
 
 def _computed(expression: ast.expr, module: ModuleType, here: dict[str, object]) -> object:
-    return eval(compile(ast.Expression(expression), module.__name__, "eval"), {**vars(module), **here})  # noqa: S307 - our own source
+    return eval(compile(ast.Expression(expression), f"<{module.__name__}>", "eval"), {**vars(module), **here})  # noqa: S307 - our own source
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from services.build import OXIA, PROGRAMS, VERSITYGW, BuildError, Program, built
 from services.oxia import OxiaServer, running_oxia
 from services.versitygw import S3Server, running_s3
 from tests.compat.clients import Client
-from tests.kit import found_seeds, once_more, workers
+from tests.kit import once_more, workers
 from tests.kit.alone import Room
 from tests.kit.process_log import restored_log
 from tests.kit.serving import loop_may_be_held
@@ -76,12 +76,10 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--against", choices=("forebay", "kafka"), default="forebay", help="what the tests of tests/spark read")
     once_more.add_options(parser)
-    found_seeds.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     once_more.register(config)
-    found_seeds.register(config)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
