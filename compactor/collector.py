@@ -217,17 +217,25 @@ class Collector:
             raise ObjectsMissing(left)
 
     async def _is_missing(self, one: MissingObject) -> bool:
-        """Whether it is not in the store, and a live entry names it for certain after that."""
+        """True if a live entry names it for certain, and it is in the store neither before nor after that.
+
+        One look at the store is not enough. The key may come from a compaction under way: asked before its PUT, and named after its commit.
+        """
+        if await self._is_there(one.key):
+            return False
+        partition = PartitionId(TopicId(one.topic_id), one.partition)
+        if one.key.startswith(WAL_PREFIX):
+            named = await self._references.live_wal(partition)
+        else:
+            named = await self._references.live_segments(partition)
+        return _id_of(one.key) in (named or ()) and not await self._is_there(one.key)
+
+    async def _is_there(self, key: str) -> bool:
         try:
-            await self._objects.stat(one.key)
+            await self._objects.stat(key)
         except NotFound:
-            partition = PartitionId(TopicId(one.topic_id), one.partition)
-            if one.key.startswith(WAL_PREFIX):
-                named = await self._references.live_wal(partition)
-            else:
-                named = await self._references.live_segments(partition)
-            return _id_of(one.key) in (named or ())
-        return False
+            return False
+        return True
 
     async def _note_missing(self, prefix: str, named: Mapping[PartitionId, set[ObjectId]], listed: _Listed) -> None:
         """Compare what entries name with what the list has shown. Raises `ObjectsMissing` if an object is missing for certain.

@@ -14,7 +14,7 @@ from sim.worlds import LOG, Run
 from tests.kit.serving import ROOT
 
 SEEDS_PER_TEST = 10
-RANGES = [("none", 10), ("usual", 60), ("harsh", 60)]
+RANGES = [("none", 10), ("usual", 30), ("harsh", 30)]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from storage.catalog.collections import (
     read_collections,
     with_lost,
 )
-from storage.errors import Unavailable
+from storage.errors import NotFound, Unavailable
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.metadata.keys import COLLECTIONS, PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
@@ -230,6 +230,36 @@ async def test_an_object_that_a_list_leaves_out_is_asked_for_before_it_is_called
         orphan = await it.orphan(ONE, OTHER)
         report = await it.collect(objects=Forgetful())
         assert (report.deleted, orphan in await it.keys()) == (1, False)
+
+
+async def test_a_segment_that_is_put_and_committed_after_the_store_was_asked_is_not_missing() -> None:
+    """The first look is older than its PUT, and the entry that names it is newer."""
+    async with stored() as it:
+        await it.compact(ONE)
+        await it.append(3)
+        await it.compact(ONE)
+        _, segment = await it.keys("segments/")
+        asked: list[str] = []
+
+        class Early:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(it.blobs, name)
+
+            async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectStat]:
+                async for stat in it.blobs.list(prefix, start_after=start_after):
+                    if stat.key != segment:
+                        yield stat
+
+            async def stat(self, key: str) -> ObjectStat:
+                asked.append(key)
+                if key == segment and asked.count(segment) == 1:
+                    raise NotFound("no such object")
+                return await it.blobs.stat(key)
+
+        report = await it.collect(objects=Early())
+        assert asked.count(segment) == 2
+        assert (report.live, report.failed) == (report.looked_at, {})
+        assert (await read_collections(it.shared)).missing == ()
 
 
 async def test_what_retention_frees_goes_in_the_same_cycle() -> None:
