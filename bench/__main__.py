@@ -9,46 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from bench import machine, results
-from bench.cases import (
-    beside_compaction,
-    cluster,
-    compaction,
-    fetch,
-    groups,
-    library,
-    life,
-    list_offsets,
-    lone,
-    metadata,
-    paced,
-    produce,
-    requests,
-    small,
-    spark,
-    together,
-)
+from bench.cases import compaction, fetch, library, paced, produce, requests
 from bench.cases.case import Plan
 from bench.results import CaseResult
 from bench.stores import KAFKA, STORES
 
-CASES: Final = (
-    *produce.CASES,
-    *paced.CASES,
-    *lone.CASES,
-    *library.CASES,
-    *fetch.CASES,
-    *compaction.CASES,
-    *beside_compaction.CASES,
-    *life.CASES,
-    *requests.CASES,
-    *groups.CASES,
-    *list_offsets.CASES,
-    *metadata.CASES,
-    *together.CASES,
-    *cluster.CASES,
-    *small.CASES,
-    *spark.CASES,
-)
+CASES: Final = (*produce.CASES, *paced.CASES, *fetch.CASES, *requests.CASES, *compaction.CASES, *library.CASES)
 RESULTS_FOLDER: Final = Path(__file__).resolve().parent / "results" / "local"
 REPEATS: Final = 3
 

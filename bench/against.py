@@ -16,12 +16,12 @@ from bench import processes
 from bench.__main__ import CASES
 from bench.arguments import count, positive
 from bench.cases.case import Case, Plan
-from bench.instructions import PYTHON, checkout
 from bench.results import Run, lined_up
 from bench.stores import STORES
 from bench.units import GIB
 
 ROUNDS: Final = 3
+PYTHON: Final = Path(".venv") / "bin" / "python"
 _HERE: Final = Path(__file__).resolve().parents[1]
 
 
@@ -89,6 +89,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--scale", type=positive, default=1.0, help="times the work of a case (default 1)")
     parser.add_argument("--rounds", type=count, default=ROUNDS, help=f"each on both checkouts (default {ROUNDS})")
     return parser.parse_args(arguments)
+
+
+def checkout(text: str) -> Path:
+    """Return the argument as a folder to start brokers in. Raise `ArgumentTypeError` if nothing is installed there."""
+    root = Path(text).resolve()
+    if not (root / PYTHON).exists():
+        raise argparse.ArgumentTypeError(f"{root} has no {PYTHON}: run `make setup` there")
+    return root
 
 
 if __name__ == "__main__":

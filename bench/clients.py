@@ -1,7 +1,6 @@
 """librdkafka as the load: payloads are made before the clock starts, and what was produced is compared with the end offsets."""
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -66,21 +65,6 @@ class Load:
 
 def create_topic(bootstrap: str, name: str, partitions: int) -> None:
     create_topics(bootstrap, [name], partitions)
-
-
-def create_served_topics(bootstrap: str, names: Sequence[str], partitions: int) -> None:
-    """As `create_topics`, and return when all partitions are served: with Apache Kafka that is some time later."""
-    create_topics(bootstrap, names, partitions)
-    deadline_s = _clock.monotonic_s() + SETTLED_WITHIN_S
-    for name in names:
-        while True:
-            try:
-                end_offsets(bootstrap, name, partitions)
-                break
-            except wire.Refused:
-                if _clock.monotonic_s() > deadline_s:
-                    raise
-                time.sleep(POLL_S)
 
 
 def create_topics(bootstrap: str, names: Sequence[str], partitions: int) -> None:

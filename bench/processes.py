@@ -55,12 +55,6 @@ class Target:
     def counters(self) -> dict[str, float]:
         return counters_of([self])[0]
 
-    def troubles(self) -> list[str]:
-        """What /readyz says against the broker."""
-        assert self.http_port is not None, "the null broker has no HTTP side"
-        checks = json.loads(_get(self.http_port, "/readyz"))["checks"]
-        return [f"{name}: {check['error']}" for name, check in checks.items() if not check["ok"]]
-
 
 def counters_of(targets: Sequence[Target]) -> list[dict[str, float]]:
     """Every series of each broker's metrics as `name{label=value,…}`, none older than this call. Takes a second."""

@@ -1,18 +1,28 @@
 """What brokers, and the servers behind them, counted between two moments: for each GiB, and for each slice."""
 
+import asyncio
 import http.client
+import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
-from bench import meter, peers, processes, quantiles
+from bench import meter, processes
 from bench.processes import HOST, Target
-from bench.quantiles import P50, P99
 from bench.results import Fact
 from bench.stores import MEMORY, Place
 from bench.units import GIB
+from runtime.clock import SystemClock
+from runtime.ids import IdSource
+from runtime.telemetry import Telemetry
+from storage.formats.wal import decode_header, header_bytes
+from storage.limits import FLUSH_PARTITIONS_MAX
+from storage.objects.port import ObjectStore
+from storage.opening import open_stores
+
+T = TypeVar("T")
 
 PUTS: Final = "forebay_object_store_requests_total{op=put,outcome=ok}"
 PUT_BYTES: Final = "forebay_object_store_bytes_total{op=put}"
@@ -25,6 +35,9 @@ OXIA_WRITE_OPS: Final = ("oxia_server_db_puts_total", "oxia_server_db_deletes_to
 """Counted over all shards; Oxia counts an op whose condition failed, too. Range deletes are none of them: produce makes none."""
 OXIA_GETS: Final = "oxia_server_db_gets_total"
 
+WAL_PREFIX: Final = "wal/"
+P50: Final = 0.5
+P99: Final = 0.99
 _SAMPLE: Final = re.compile(r"^(\w+)(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 
@@ -52,7 +65,7 @@ def read(place: Place, targets: Sequence[Target]) -> Reading:
         brokers=brokers,
         oxia=_oxia_counters(place.servers["oxia"]) if "oxia" in place.servers else {},
         server_cpu_s={name: meter.used(pid).total_s for name, pid in place.servers.items()},
-        last_object="" if place.store == MEMORY else peers.last_wal_object(place),
+        last_object="" if place.store == MEMORY else last_wal_object(place),
     )
 
 
@@ -79,7 +92,7 @@ def costs(place: Place, after: Reading, before: Reading, *, value_bytes: int) ->
     ):
         facts |= _spread_ms(name, after.brokers, before.brokers, histogram, labels)
     if place.store != MEMORY:
-        slices = peers.slices_after(place, before.last_object)
+        slices = slices_after(place, before.last_object)
         facts |= {
             "slices_per_object": slices / put_count,
             "conflicts_per_slice": _grown(after, before, CONFLICTS) / slices,
@@ -99,9 +112,9 @@ def _grown(after: Reading, before: Reading, series: str) -> float:
 
 def _spread_ms(name: str, after: Mapping[str, float], before: Mapping[str, float], histogram: str, labels: str) -> dict[str, Fact]:
     seconds = {
-        "mean": quantiles.mean(after, before, histogram, labels),
-        "p50": quantiles.of_histogram(after, before, histogram, labels, P50),
-        "p99": quantiles.of_histogram(after, before, histogram, labels, P99),
+        "mean": mean_of(after, before, histogram, labels),
+        "p50": quantile_of(after, before, histogram, labels, P50),
+        "p99": quantile_of(after, before, histogram, labels, P99),
     }
     return {f"{name}_{which}_ms": value * 1e3 for which, value in seconds.items() if value is not None}
 
@@ -128,3 +141,84 @@ def _metrics_text(port: int) -> str:
         return ""  # it speaks something else
     finally:
         connection.close()
+
+
+def of_samples(samples: Sequence[float], quantile: float) -> float:
+    """Return the least sample that is not exceeded by `quantile` of them (nearest rank). There must be one."""
+    assert samples, "no samples"
+    return sorted(samples)[max(0, math.ceil(quantile * len(samples)) - 1)]
+
+
+def quantile_of(after: Mapping[str, float], before: Mapping[str, float], name: str, labels: str, quantile: float) -> float | None:
+    """As Prometheus' histogram_quantile: linear within a bucket, so no finer than the buckets are. None if nothing was observed.
+
+    `labels` as in the series' name, sorted: "op=put".
+    """
+    cumulated = sorted(
+        (math.inf if edge == "+Inf" else float(edge), count - before.get(series, 0.0))
+        for series, count in after.items()
+        if (edge := _edge(series, name, labels)) is not None
+    )
+    if not cumulated or not cumulated[-1][1]:
+        return None
+    wanted = quantile * cumulated[-1][1]
+    lower_edge = lower_count = 0.0
+    for upper_edge, count in cumulated:
+        if count >= wanted:
+            if upper_edge == math.inf:
+                break
+            return lower_edge + (upper_edge - lower_edge) * (wanted - lower_count) / (count - lower_count)
+        lower_edge, lower_count = upper_edge, count
+    return lower_edge
+
+
+def mean_of(after: Mapping[str, float], before: Mapping[str, float], name: str, labels: str) -> float | None:
+    """What a histogram's sum and count say, exactly."""
+    total, count = (after.get(series, 0.0) - before.get(series, 0.0) for series in (f"{name}_sum{{{labels}}}", f"{name}_count{{{labels}}}"))
+    return total / count if count else None
+
+
+def _edge(series: str, name: str, labels: str) -> str | None:
+    """The `le` of a bucket of the histogram with these other labels."""
+    head, _, rest = series.partition("{")
+    if head != f"{name}_bucket":
+        return None
+    pairs = rest.removesuffix("}").split(",")
+    edges = [pair.removeprefix("le=") for pair in pairs if pair.startswith("le=")]
+    others = ",".join(pair for pair in pairs if not pair.startswith("le="))
+    return edges[0] if edges and others == labels else None
+
+
+def last_wal_object(place: Place) -> str:
+    """The greatest key of a WAL object, empty if there is none."""
+    return max(_with_stores(place, lambda objects: _wal_keys(objects, after="")), default="")
+
+
+def slices_after(place: Place, key: str) -> int:
+    """Slices in all WAL objects above a key, as their headers say: one for each partition of each flush."""
+    return _with_stores(place, lambda objects: _slices(objects, after=key))
+
+
+async def _wal_keys(objects: ObjectStore, *, after: str) -> list[str]:
+    return [stat.key async for stat in objects.list(WAL_PREFIX, start_after=after)]
+
+
+async def _slices(objects: ObjectStore, *, after: str) -> int:
+    count = 0
+    async for stat in objects.list(WAL_PREFIX, start_after=after):
+        end = min(stat.size_bytes, header_bytes(FLUSH_PARTITIONS_MAX))
+        count += len(decode_header(await objects.get_range(stat.key, 0, end), key=stat.key).slices)
+    return count
+
+
+def _with_stores(place: Place, work: Callable[[ObjectStore], Awaitable[T]]) -> T:
+    """Do the work on the object store of a case, opened as a broker opens it."""
+    return asyncio.run(_with_objects(place, work))
+
+
+async def _with_objects(place: Place, work: Callable[[ObjectStore], Awaitable[T]]) -> T:
+    clock = SystemClock()
+    async with open_stores(
+        storage_url=place.storage_url, metadata_url="memory://", clock=clock, ids=IdSource(clock=clock), telemetry=Telemetry()
+    ) as stores:
+        return await work(stores.objects)

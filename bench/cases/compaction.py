@@ -17,7 +17,6 @@ from bench.units import GIB, KIB
 from runtime.clock import SystemClock
 
 TOPIC: Final = "old"
-WITHIN_S: Final = 600.0
 GETS: Final = "forebay_object_store_requests_total{op=get,outcome=ok}"
 _clock = SystemClock()
 

@@ -4,12 +4,12 @@ import itertools
 from dataclasses import replace
 from typing import Final
 
-from bench import clients, meter, quantiles, readings
+from bench import clients, meter, readings
 from bench.cases.case import Case, Plan, answered, fresh_broker, metered
 from bench.cases.produce import settings_of
 from bench.clients import Load
 from bench.processes import Target
-from bench.quantiles import P50, P99
+from bench.readings import P50, P99, of_samples
 from bench.results import CaseResult, Fact, Run, Work
 from bench.stores import DISK, NATIVE, Place
 from bench.units import KIB
@@ -60,8 +60,8 @@ def measured(place: Place, target: Target, load: Load) -> tuple[Work, dict[str, 
     work = replace(work, requests=answered(after.brokers, before.brokers, "Produce"))
     facts: dict[str, Fact] = {
         "batch_bytes_mean": work.value_bytes / work.requests,
-        "produce_p50_ms": 1e3 * quantiles.of_samples(latencies.seconds, P50),
-        "produce_p99_ms": 1e3 * quantiles.of_samples(latencies.seconds, P99),
+        "produce_p50_ms": 1e3 * of_samples(latencies.seconds, P50),
+        "produce_p99_ms": 1e3 * of_samples(latencies.seconds, P99),
         "produce_max_ms": 1e3 * max(latencies.seconds),
     }
     return work, facts | readings.costs(place, after, before, value_bytes=work.value_bytes)

@@ -35,7 +35,7 @@ def test_every_link_leads_to_a_file() -> None:
 
 def test_the_figures_are_those_of_the_performance_page() -> None:
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    section = page[page.index("## On S3 and Oxia") : page.index("## Groups, offsets and metadata")]
+    section = page[page.index("## On S3 and Oxia") : page.index("## Reading segments and compaction")]
     latency, cpu, puts = re.findall(r"^\| (?:produce latency at|CPU of the broker|PUT requests)[^|]*\| ([^|]+) \|$", README, re.MULTILINE)
 
     p50, p99 = re.findall(r"(\d+) ms", latency)

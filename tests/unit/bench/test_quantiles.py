@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import quantiles
+from bench import readings
 
 COUNTED = {
     "put_seconds_bucket{le=0.01,op=put}": 50.0,
@@ -16,16 +16,16 @@ COUNTED = {
 
 @pytest.mark.parametrize(("quantile", "expected"), [(0.5, 2.0), (0.75, 3.0), (0.99, 4.0), (1.0, 4.0)])
 def test_a_quantile_of_samples_is_one_of_them(quantile: float, expected: float) -> None:
-    assert quantiles.of_samples([4.0, 2.0, 1.0, 3.0], quantile) == expected
+    assert readings.of_samples([4.0, 2.0, 1.0, 3.0], quantile) == expected
 
 
 @pytest.mark.parametrize(("quantile", "expected_s"), [(0.25, 0.005), (0.5, 0.01), (0.7, 0.015), (0.9, 0.02)])
 def test_a_quantile_of_a_histogram_is_linear_within_its_bucket(quantile: float, expected_s: float) -> None:
-    assert quantiles.of_histogram(COUNTED, {}, "put_seconds", "op=put", quantile) == pytest.approx(expected_s)
+    assert readings.quantile_of(COUNTED, {}, "put_seconds", "op=put", quantile) == pytest.approx(expected_s)
 
 
 def test_beyond_the_last_edge_a_quantile_is_that_edge() -> None:
-    assert quantiles.of_histogram(COUNTED, {}, "put_seconds", "op=put", 0.99) == 0.02
+    assert readings.quantile_of(COUNTED, {}, "put_seconds", "op=put", 0.99) == 0.02
 
 
 def test_what_was_counted_before_does_not_count() -> None:
@@ -35,14 +35,14 @@ def test_what_was_counted_before_does_not_count() -> None:
         "put_seconds_bucket{le=+Inf,op=put}": 50.0,
     }
 
-    assert quantiles.of_histogram(COUNTED, before, "put_seconds", "op=put", 0.5) == pytest.approx(0.01 + 0.01 * 25 / 40)
+    assert readings.quantile_of(COUNTED, before, "put_seconds", "op=put", 0.5) == pytest.approx(0.01 + 0.01 * 25 / 40)
 
 
 def test_a_histogram_without_observations_has_no_quantile_and_no_mean() -> None:
-    assert quantiles.of_histogram(COUNTED, COUNTED, "put_seconds", "op=put", 0.5) is None
-    assert quantiles.of_histogram(COUNTED, {}, "put_seconds", "op=stat", 0.5) is None
-    assert quantiles.mean(COUNTED, COUNTED, "put_seconds", "op=put") is None
+    assert readings.quantile_of(COUNTED, COUNTED, "put_seconds", "op=put", 0.5) is None
+    assert readings.quantile_of(COUNTED, {}, "put_seconds", "op=stat", 0.5) is None
+    assert readings.mean_of(COUNTED, COUNTED, "put_seconds", "op=put") is None
 
 
 def test_the_mean_is_what_sum_and_count_say() -> None:
-    assert quantiles.mean(COUNTED, {}, "put_seconds", "op=put") == pytest.approx(0.02)
+    assert readings.mean_of(COUNTED, {}, "put_seconds", "op=put") == pytest.approx(0.02)

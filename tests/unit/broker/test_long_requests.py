@@ -13,11 +13,11 @@ from typing import Any, Self
 
 import pytest
 
-from bench.held_loop import Turns
 from broker.protocol import codec, shapes, support
 from broker.protocol.encoder import compile_encoder
 from broker.protocol.schema import Field, Structure
 from tests.kit.raw_client import header
+from tests.kit.turns import Turns
 from tests.unit.broker.test_dispatch import Desk, desk
 
 NAMED = 8_000
