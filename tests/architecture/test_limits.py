@@ -18,7 +18,9 @@ from tests.architecture.trees import nodes_of, tree_of
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "limits.md"
 BOUND: Final = re.compile(r"^([A-Z][A-Z_0-9]*_MAX)\b.*=", re.MULTILINE)
-CONSTANT: Final = re.compile(r"(\S+\.py) ([A-Z][A-Z_0-9]*)")
+FIELD: Final = re.compile(r"^    ([a-z][a-z_0-9]*_max): .*=", re.MULTILINE)
+LIMITS: Final = re.compile(r"^class (\w+Limits)\b.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+CONSTANT: Final = re.compile(r"(\S+\.py) ([A-Z][A-Z_0-9]*|\w+Limits\.[a-z][a-z_0-9]*)")
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 SHARES: Final[dict[object, str]] = {
@@ -196,8 +198,20 @@ def defaults() -> dict[str, str]:
 
 
 def constant(name: str) -> object:
+    """The value of a constant, or the default of a field of a `…Limits` class."""
     path, _, attribute = name.partition(" ")
-    return getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), attribute)
+    module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+    owner, _, field = attribute.rpartition(".")
+    return getattr(getattr(module, owner)(), field) if owner else getattr(module, field)
+
+
+def bounds(path: Path) -> list[str]:
+    """Names of the bounds that a file has, as constants or, if it is a package's limits.py, as fields of a `…Limits` class."""
+    text = path.read_text()
+    if path.name != "limits.py":
+        return BOUND.findall(text)
+    fields = [f"{found[1]}.{field}" for found in LIMITS.finditer(text) for field in FIELD.findall(found[0])]
+    return [*BOUND.findall(text), *fields]
 
 
 def says(text: str, form: str) -> bool:
@@ -217,7 +231,7 @@ def test_a_row_says_the_value_that_the_code_has() -> None:
             assert says(row.value, defaults()[name].partition(";")[0]), f"{name} is {defaults()[name]}"
             continue
         assert CONSTANT.fullmatch(name), f"neither a setting nor a constant: {name}"
-        expected = forms(name.partition(" ")[2], constant(name))
+        expected = forms(re.split(r"[ .]", name)[-1].upper(), constant(name))
         assert any(says(row.value, form) for form in expected), f"{name} is to be written as one of {sorted(expected)}"
 
 
@@ -235,7 +249,7 @@ def test_every_bound_is_on_the_page_or_known_to_bound_no_client() -> None:
         f"{path.relative_to(ROOT)} {name}"
         for package in ("broker", "process", "storage")
         for path in (ROOT / package).rglob("*.py")
-        for name in BOUND.findall(path.read_text())
+        for name in bounds(path)
         if isinstance(constant(f"{path.relative_to(ROOT)} {name}"), int | float)
     }
     named = {name for row in ROWS for name in row.names}
