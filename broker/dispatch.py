@@ -9,7 +9,6 @@ import structlog
 from kio.schema.errors import ErrorCode
 from prometheus_client import Counter, Histogram
 
-from broker.groups.coordinator import JOIN_WAIT_S_MAX
 from broker.handlers.log.fetch import FETCH_WAIT_S_MAX, Fetch
 from broker.handlers.log.produce import NOTHING_UNREAD, Produce
 from broker.handlers.log.repeated_list_offsets import RepeatedListOffsets, replied
@@ -49,7 +48,7 @@ UNEXPECTED: Final = Metric("forebay_unexpected_errors_total", "Requests that fai
 
 HANDLER_TIMEOUT_S: Final = 60.0
 """Long polls have their own time on top of it."""
-WAITING_TIMEOUTS_S: Final = {11: 2 * JOIN_WAIT_S_MAX, 14: 2 * JOIN_WAIT_S_MAX}
+WAITING_APIS: Final = (11, 14)
 """JoinGroup and SyncGroup wait for other members, within bounds of their own."""
 LARGE_REQUEST_BYTES: Final = 64 * KIB
 """Larger requests other than Produce and Fetch are handled one at a time: their values take many times the memory of their bytes."""
@@ -144,6 +143,7 @@ class Dispatch:
         telemetry: Telemetry,
     ) -> None:
         self._parts = parts
+        self._waiting_timeouts_s = dict.fromkeys(WAITING_APIS, 2 * parts.groups.limits.join_wait_s_max)
         self._leaving = leaving
         self._leaves_producing = Role.PRODUCE not in parts.roles.own
         self._produce = produce_handler
@@ -370,7 +370,7 @@ class Dispatch:
             return await self._handle_fetch(header, frame, connection)
         if header.api_key == codec.PRODUCE:
             return await self._handle_wide(header, frame, connection)
-        waits_s = WAITING_TIMEOUTS_S.get(header.api_key)
+        waits_s = self._waiting_timeouts_s.get(header.api_key)
         place = LargeAnswer(self._large_answers)
         try:
             if waits_s is None and len(frame) > LARGE_REQUEST_BYTES:
@@ -392,7 +392,7 @@ class Dispatch:
                 body = await in_turns(codec.decode_in_steps(header.api_key, header.api_version, frame, header.body_position))
         else:
             body = codec.decode_request(header.api_key, header.api_version, frame, header.body_position)
-        if header.api_key in WAITING_TIMEOUTS_S:
+        if header.api_key in self._waiting_timeouts_s:
             frame.release()  # it may wait for an hour, and who keeps what it says counts that
         request = Request(header.api_key, header.api_version, header.correlation_id, header.client_id, body)
         context = Context(self._parts, connection.listener, connection.client_host, place)
@@ -529,7 +529,7 @@ class Dispatch:
 
 def _may_wait_s(header: codec.RequestHeader, frame: memoryview) -> float:
     """How long a request may take though nothing is slow: JoinGroup and SyncGroup wait for others, and a fetch says how long it waits."""
-    if header.api_key in WAITING_TIMEOUTS_S:
+    if header.api_key in WAITING_APIS:
         return float("inf")
     if header.api_key != codec.FETCH:
         return 0.0

@@ -2,24 +2,23 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from broker.coordination.rendezvous import slot_of
+from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from runtime.supervision import Nursery
 from runtime.turns import Turns
 from storage.metadata import keys
 from storage.metadata.port import MetadataStore
 
-LATE_MAX: Final = 256
-"""The loads too late for their answer that may go on: otherwise a slow group would never be loaded by a request for many."""
-
 T = TypeVar("T")
 
 
 class ByShard:
-    def __init__(self, metadata: MetadataStore, *, nursery: Nursery) -> None:
+    def __init__(self, metadata: MetadataStore, *, nursery: Nursery, limits: GroupLimits = DEFAULT_GROUP_LIMITS) -> None:
         self._metadata = metadata
         self._nursery = nursery
+        self._late_max = limits.late_loads_max
         self._late: set[asyncio.Task[None]] = set()
 
     async def each(
@@ -67,7 +66,7 @@ class ByShard:
         return answers
 
     def _leave(self, task: asyncio.Task[None]) -> None:
-        if len(self._late) >= LATE_MAX:
+        if len(self._late) >= self._late_max:
             task.cancel()
             return
         self._late.add(task)

@@ -12,6 +12,7 @@ from broker.coordination.slots import Claim, Slots, slots_by_shard
 from broker.groups.by_shard import ByShard
 from broker.groups.errors import GroupError
 from broker.groups.events import Heartbeat, HeartbeatAnswer, Join, JoinAnswer, Leave, LeaveAnswer, Sync, SyncAnswer
+from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from broker.groups.loaded import Closed, CommitOffsets, ConfirmOwnership, DeleteGroup, DeleteOffsets, LoadedGroup
 from broker.groups.memory import GroupMemory, brought_bytes
 from broker.groups.metrics import GroupMetrics
@@ -31,25 +32,12 @@ from storage.metadata import keys
 from storage.metadata.keys import GroupKeys
 from storage.metadata.port import MetadataStore
 
-LOST_CHECK_S: Final = 0.1
-"""Whether the registration that the claims go with is lost: nobody is asked."""
 SLOTS_CHECK_S: Final = 1.0
 CHECKS_PER_LOOK: Final = 4
 """One in this number of checks looks whether the claims are still there, though nothing hints that they are not."""
-GROUPS_LOADED_MAX: Final = 10_000
-"""Above it groups without members make room, as where their memory is used up, and then those whose members are silent."""
-SILENT_S: Final = 60.0
-"""Without a sign of life of any member: longer than consumers are silent as a rule, much shorter than a session may be."""
-LOOK_FOR_SILENT_S: Final = 1.0
 GROUP_NAME_BYTES_MAX: Final = 1_024
-DEADLINE_S: Final = 30.0
-"""For a request that waits for a write at most."""
-PATIENCE_S: Final = 3.0
-"""How long a question about many groups waits for one of them, or for who coordinates what, before it is answered without."""
 TOGETHER_S_MAX: Final = 20.0
 """How long all groups of one question are asked one after the other, before it is answered without the rest: clients give up after 30 s."""
-JOIN_WAIT_S_MAX: Final = 3_600.0
-"""For a request that waits for other members: longer than any rebalance timeout that makes sense."""
 
 GROUP_CHARS_SAID_MAX: Final = 256
 REFUSALS: Final = {
@@ -93,7 +81,9 @@ class Coordinator:
         nursery: Nursery,
         settings: GroupSettings | None = None,
         telemetry: Telemetry | None = None,
+        limits: GroupLimits = DEFAULT_GROUP_LIMITS,
     ) -> None:
+        self.limits = limits
         self._metadata = metadata
         self._slots = slots
         self._clock = clock
@@ -101,13 +91,15 @@ class Coordinator:
         self._nursery = nursery
         self._settings = settings or GroupSettings()
         self._groups: dict[str, tuple[LoadedGroup, Claim]] = {}
-        self._by_shard = ByShard(metadata, nursery=nursery)
+        self._by_shard = ByShard(metadata, nursery=nursery, limits=limits)
         self._loads: SingleFlight[str, LoadedGroup] = SingleFlight()
         telemetry = telemetry or Telemetry()
         self._metrics = GroupMetrics(telemetry)
         self._memory = GroupMemory(bytes_max=self._settings.memory_bytes_max, telemetry=telemetry, make_room=self._let_go)
         self._metrics.watch(lambda: [loaded.group for loaded, _ in self._groups.values()], lambda: len(slots.claims))
-        self._sweep = Sweep(metadata=metadata, slots=slots, clock=clock, settings=self._settings, find=self.find, loaded=self.loaded)
+        self._sweep = Sweep(
+            metadata=metadata, slots=slots, clock=clock, settings=self._settings, find=self.find, loaded=self.loaded, limits=limits
+        )
         self._checks = 0
         self._looked_for_silent_s = float("-inf")
         self._refused: dict[str, object] = {}
@@ -133,7 +125,7 @@ class Coordinator:
         checking: asyncio.Task[None] | None = None
         while True:
             await self._has_groups.wait()
-            await asyncio.sleep(LOST_CHECK_S)
+            await asyncio.sleep(self.limits.lost_check_s)
             self._drop_lost()
             # The store may take long to answer, and what nobody is asked about must not wait for that.
             is_due = self._clock.monotonic_s() - checked_s >= SLOTS_CHECK_S
@@ -165,7 +157,9 @@ class Coordinator:
             more_bytes = size_bytes - loaded.member_bytes(make.member_id, make.instance_id)
             if more_bytes > 0 and loaded.members_bytes + more_bytes > self._memory.group_bytes_max:
                 return JoinAnswer(error=self._refuse("group", group_id, size_bytes), member_id=make.member_id)
-            deadline_s = min(JOIN_WAIT_S_MAX, 2 * make.rebalance_timeout_s + make.session_timeout_s + DEADLINE_S)
+            deadline_s = min(
+                self.limits.join_wait_s_max, 2 * make.rebalance_timeout_s + make.session_timeout_s + self.limits.request_deadline_s
+            )
             try:
                 return await loaded.ask(_with_token(make), JoinAnswer, deadline_s=deadline_s)
             except TimeoutError:
@@ -184,7 +178,7 @@ class Coordinator:
         with self._memory.taking(size_bytes):
             loaded = await self.find(group_id)
             try:
-                return await loaded.ask(_with_token(make), SyncAnswer, deadline_s=JOIN_WAIT_S_MAX)
+                return await loaded.ask(_with_token(make), SyncAnswer, deadline_s=self.limits.join_wait_s_max)
             except TimeoutError:
                 return SyncAnswer(error=GroupError.REBALANCE_IN_PROGRESS)
 
@@ -200,11 +194,11 @@ class Coordinator:
 
     async def heartbeat(self, group_id: str, make: Heartbeat) -> GroupError:
         loaded = await self.find(group_id)
-        return (await loaded.ask(_with_token(make), HeartbeatAnswer, deadline_s=DEADLINE_S)).error
+        return (await loaded.ask(_with_token(make), HeartbeatAnswer, deadline_s=self.limits.request_deadline_s)).error
 
     async def leave(self, group_id: str, make: Leave) -> LeaveAnswer:
         loaded = await self.find(group_id)
-        return await loaded.ask(_with_token(make), LeaveAnswer, deadline_s=DEADLINE_S)
+        return await loaded.ask(_with_token(make), LeaveAnswer, deadline_s=self.limits.request_deadline_s)
 
     async def commit(self, group_id: str, commit: CommitOffsets) -> GroupError:
         """All of its offsets are durable if NONE."""
@@ -212,7 +206,7 @@ class Coordinator:
         error = GroupError.REQUEST_TIMED_OUT
         try:
             loaded = await self.find(group_id)
-            error = await loaded.do(commit, deadline_s=DEADLINE_S)
+            error = await loaded.do(commit, deadline_s=self.limits.request_deadline_s)
         except Closed as closed:
             error = closed.error
             raise
@@ -227,18 +221,18 @@ class Coordinator:
     async def checked(self, group_id: str) -> LoadedGroup:
         """The group to read from, its offsets no older than this question."""
         loaded = await self.find(group_id)
-        await loaded.do(ConfirmOwnership(), deadline_s=DEADLINE_S)
+        await loaded.do(ConfirmOwnership(), deadline_s=self.limits.request_deadline_s)
         return loaded
 
     async def delete(self, group_id: str) -> GroupError:
         loaded = await self.find(group_id)
         if not loaded.exists:
             return GroupError.GROUP_ID_NOT_FOUND
-        return await loaded.do(DeleteGroup(), deadline_s=DEADLINE_S)
+        return await loaded.do(DeleteGroup(), deadline_s=self.limits.request_deadline_s)
 
     async def delete_offsets(self, group_id: str, job: DeleteOffsets) -> GroupError:
         loaded = await self.find(group_id)
-        return await loaded.do(job, deadline_s=DEADLINE_S)
+        return await loaded.do(job, deadline_s=self.limits.request_deadline_s)
 
     async def listed(self) -> Listing:
         """The groups of the slots that this broker holds, or is the winner of while nobody does; as they are stored if not loaded.
@@ -247,7 +241,7 @@ class Coordinator:
         """
         error = GroupError.NONE
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(self.limits.question_patience_s):
                 own = await self._slots.own()
         except (StorageError, TimeoutError) as unread:
             log.warning("claims_not_read", cause=repr(unread))
@@ -255,10 +249,11 @@ class Coordinator:
             own = [claim.slot for claim in self._slots.claims if self._slots.stands(claim)]
         found: dict[str, GroupHead | LoadedGroup] = {}
         unanswered: list[StorageError] = []
+        silent_after_s = self.limits.silent_after_s
 
         async def read(shard_slots: Sequence[int]) -> None:
             try:
-                found.update({head.group: head for head, _ in await read_heads(self._metadata, shard_slots)})
+                found.update({head.group: head for head, _ in await read_heads(self._metadata, shard_slots, silent_after_s=silent_after_s)})
             except StorageError as unread:
                 unanswered.append(unread)
 
@@ -279,7 +274,7 @@ class Coordinator:
 
         Who asks for one group alone waits as long as `act` does.
         """
-        patience_s = PATIENCE_S if len(group_ids) > 1 else None
+        patience_s = self.limits.question_patience_s if len(group_ids) > 1 else None
         return await self._by_shard.each(group_ids, act, late=late, patience_s=patience_s, together_s=TOGETHER_S_MAX)
 
     async def find(self, group_id: str) -> LoadedGroup:
@@ -291,14 +286,14 @@ class Coordinator:
         if (known := self.loaded(group_id)) is not None:
             return known
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(self.limits.request_deadline_s):
                 claim = await self._slots.claim(slot_of(group_id))
         except (StorageError, TimeoutError) as error:
             raise Closed(GroupError.COORDINATOR_NOT_AVAILABLE) from error
         if claim is None:
             raise Closed(GroupError.NOT_COORDINATOR)
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(self.limits.request_deadline_s):
                 return await self._loads.run(group_id, lambda: self._load(group_id, claim))
         except (StorageError, TimeoutError) as error:
             log.warning("group_not_loaded", group=group_id, cause=repr(error))
@@ -319,7 +314,13 @@ class Coordinator:
         started_s = self._clock.monotonic_s()
         with self._memory.loading() as loading:
             stored, group = await StoredGroup.load(
-                self._metadata, group_keys, group_id=group_id, owner=claim.version, clock=self._clock, loading=loading
+                self._metadata,
+                group_keys,
+                group_id=group_id,
+                owner=claim.version,
+                clock=self._clock,
+                loading=loading,
+                limits=self.limits,
             )
             # Somebody may have taken it over before its offsets were read here: then these are that one's, and so are their versions.
             await stored.check()
@@ -337,6 +338,7 @@ class Coordinator:
             metrics=self._metrics,
             memory=self._memory,
             on_close=self._forget,
+            limits=self.limits,
         )
         self._groups[group_id] = loaded, claim
         self._has_groups.set()
@@ -348,10 +350,10 @@ class Coordinator:
         return known[0] if known is not None and known[0].is_open and self._slots.stands(known[1]) else None
 
     def _make_room(self) -> None:
-        if len(self._groups) < GROUPS_LOADED_MAX and not self._memory.is_full:
+        if len(self._groups) < self.limits.groups_loaded_max and not self._memory.is_full:
             return
         self._let_go()
-        if len(self._groups) >= GROUPS_LOADED_MAX or self._memory.is_full:
+        if len(self._groups) >= self.limits.groups_loaded_max or self._memory.is_full:
             self._refuse("memory" if self._memory.is_full else "groups", "", 0)
             raise Closed(GroupError.COORDINATOR_LOAD_IN_PROGRESS)
 
@@ -365,10 +367,10 @@ class Coordinator:
     def _silent(self) -> list[str]:
         """Groups whose members may be gone for long before their sessions end. Not looked for at every request that finds no room."""
         now_s = self._clock.monotonic_s()
-        if now_s < self._looked_for_silent_s + LOOK_FOR_SILENT_S:
+        if now_s < self._looked_for_silent_s + self.limits.look_for_silent_s:
             return []
         self._looked_for_silent_s = now_s
-        return [group_id for group_id, (loaded, _) in self._groups.items() if loaded.is_silent(now_s - SILENT_S)]
+        return [group_id for group_id, (loaded, _) in self._groups.items() if loaded.is_silent(now_s - self.limits.members_silent_s)]
 
     def _drop_lost(self) -> None:
         for claim in self._slots.claims:
@@ -380,7 +382,7 @@ class Coordinator:
         """One question at a time, so that a group that nobody uses costs one read per check."""
         self._checks += 1
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(self.limits.request_deadline_s):
                 if self._slots.is_in_doubt or self._checks % CHECKS_PER_LOOK == 0:
                     await self._drop_replaced()
                 else:

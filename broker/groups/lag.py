@@ -17,6 +17,7 @@ from typing import Final, NoReturn, Protocol
 import structlog
 
 from broker.groups.coordinator import Listing
+from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from broker.groups.loaded import LoadedGroup
 from broker.groups.stored_groups import read_offsets
 from broker.groups.subscriptions import CONSUMER, wanted_by
@@ -187,6 +188,7 @@ class LagSampler:
         telemetry: Telemetry,
         interval_s: float,
         shown: str | None = None,
+        limits: GroupLimits = DEFAULT_GROUP_LIMITS,
     ) -> None:
         """`shown`: a regular expression that the whole name of a topic with series matches; None: all do."""
         self._metadata = metadata
@@ -196,6 +198,7 @@ class LagSampler:
         self._times = times
         self._clock = clock
         self._interval_s = interval_s
+        self._silent_after_s = limits.silent_after_s
         self._shown = None if shown is None else re.compile(shown)
         self._folded = telemetry.counter(FOLDED)
         self._folded_before = 0
@@ -295,7 +298,8 @@ class LagSampler:
         now_s = self._clock.monotonic_s()
         known = self._unloaded.get(head.group)
         if known is None or now_s - known[0] >= REREAD_S:
-            known = now_s, _Reading(head.group, await read_offsets(self._metadata, head, offsets_max=PARTITIONS_SAMPLED_MAX) or {})
+            offsets = await read_offsets(self._metadata, head, offsets_max=PARTITIONS_SAMPLED_MAX, silent_after_s=self._silent_after_s)
+            known = now_s, _Reading(head.group, offsets or {})
             self._unloaded[head.group] = known
         return known[1] if len(known[1].committed) <= room else _Reading(head.group, {})
 

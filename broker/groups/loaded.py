@@ -15,10 +15,11 @@ from broker.coordination.owned_record import OwnedRecord, Refusals, WriteFirst
 from broker.groups.committed import Committed
 from broker.groups.errors import GroupError
 from broker.groups.events import Effect, Event, Heartbeat, Reply, Save, Tick
+from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from broker.groups.members import Group, GroupState
 from broker.groups.memory import GROUP_BYTES, GroupMemory, growth_bytes, member_bytes
 from broker.groups.metrics import GroupMetrics
-from broker.groups.offsets import OFFSETS_MAX, StoredGroup
+from broker.groups.offsets import StoredGroup
 from broker.groups.retention import Forgettable, Names, find_forgettable
 from broker.groups.settings import GroupSettings
 from broker.groups.state import step, touch
@@ -28,8 +29,6 @@ from storage.errors import StorageError
 from storage.limits import WRITE_REQUEST_OPS_MAX
 from storage.vocabulary import PartitionId
 
-JOBS_MAX: Final = 10_000
-COMMITS_TOGETHER_MAX: Final = 64
 EXPIRED_TOGETHER_MAX: Final = WRITE_REQUEST_OPS_MAX - 1
 
 log = structlog.get_logger("groups")
@@ -96,6 +95,7 @@ class LoadedGroup:
         metrics: GroupMetrics,
         memory: GroupMemory,
         on_close: Callable[["LoadedGroup"], None],
+        limits: GroupLimits = DEFAULT_GROUP_LIMITS,
     ) -> None:
         """`on_close` is called once, when the group is closed for whatever reason."""
         self._stored = stored
@@ -110,10 +110,11 @@ class LoadedGroup:
         self._coming_bytes = 0
         """What the offsets that are being written will hold."""
         self._on_close = on_close
+        self._limits = limits
         self._record: OwnedRecord[Job, GroupError] = OwnedRecord(
             self._start,
             refusals=REFUSALS,
-            jobs_max=JOBS_MAX,
+            jobs_max=limits.jobs_max,
             next_due_s=lambda: self._group.next_due_s,
             due=Tick(),
             on_not_written=self._note_not_written,
@@ -253,14 +254,14 @@ class LoadedGroup:
             # Clients give up for this, so memory alone does not say it: another coordinator may have made the group.
             return self._write(self._stored.check, [token], answer=GroupError.GROUP_ID_NOT_FOUND)
         together = [(commit, token)]
-        while len(together) < COMMITS_TOGETHER_MAX and (following := self._record.take_next(self._fitting)) is not None:
+        while len(together) < self._limits.commits_together_max and (following := self._record.take_next(self._fitting)) is not None:
             together.append(following)
         offsets: dict[PartitionId, Committed] = {}
         accepted = []
         for one, its_token in together:
             error = self._group.check_commit(one.member_id, one.instance_id, one.generation)
             if not error and not self._stored.has_room(one.offsets, beside=offsets):
-                log.warning("group_has_too_many_offsets", group=self._group.group_id, offsets_max=OFFSETS_MAX)
+                log.warning("group_has_too_many_offsets", group=self._group.group_id, offsets_max=self._limits.offsets_max)
                 error = GroupError.INVALID_COMMIT_OFFSET_SIZE
             if not error and not self._memory.has_room(self._stored.growth_bytes(one.offsets)):
                 self._memory.note_refusal("memory")

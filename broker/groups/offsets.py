@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, Self, TypeVar
 import msgspec
 
 from broker.groups.committed import NOTHING, Committed
+from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from broker.groups.members import Group
 from broker.groups.memory import Loading, offset_bytes
 from broker.groups.records import group_of, record_of
@@ -40,17 +41,12 @@ from storage.catalog.groups import (
 )
 from storage.catalog.records import encode
 from storage.errors import Fenced, OutcomeUnknown, StorageError, Unavailable
-from storage.limits import METADATA_VALUE_BYTES_MAX, WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX
+from storage.limits import METADATA_VALUE_BYTES_MAX, WRITE_REQUEST_BYTES_MAX
 from storage.metadata.keys import GroupKeys
 from storage.metadata.port import ABSENT, Applied, Delete, Key, MetadataStore, NotApplied, OpResult, Put, Record, Status, WriteOp
 from storage.vocabulary import PartitionId, TopicId
 
 LOAD_ATTEMPTS_MAX: Final = 8
-OFFSETS_MAX: Final = 100_000
-"""Offsets of one group: they are in memory while it is loaded, and written anew whenever it is taken over."""
-TOPICS_NAMED_MAX: Final = 256
-"""Topics with offsets that a group's record names; records beside it name more."""
-TOPICS_PAGE_MAX: Final = 1_000
 SCANS_TOGETHER_MAX: Final = 16
 _OFFSET_BYTES: Final = 256
 """The largest record of an offset, without the client's metadata."""
@@ -58,8 +54,8 @@ _KEY_BYTES: Final = 64
 """What follows the name of the group in the key of an offset, at most."""
 _TOPIC_BYTES: Final = 40
 
-assert TOPICS_NAMED_MAX * _TOPIC_BYTES < PLAIN_BYTES_MAX
-assert TOPICS_PAGE_MAX * _TOPIC_BYTES < METADATA_VALUE_BYTES_MAX
+assert DEFAULT_GROUP_LIMITS.topics_named_max * _TOPIC_BYTES < PLAIN_BYTES_MAX
+assert DEFAULT_GROUP_LIMITS.topics_page_max * _TOPIC_BYTES < METADATA_VALUE_BYTES_MAX
 
 PUT_AT_ONCE: Final = 250
 """In a request that commits more, the first offsets of partitions take turns of the event loop in each of their two writes."""
@@ -75,7 +71,8 @@ class _Stored(NamedTuple):
 class StoredGroup:
     """`load` makes it."""
 
-    def __init__(self, metadata: MetadataStore, keys: GroupKeys, *, owner: int) -> None:
+    def __init__(self, metadata: MetadataStore, keys: GroupKeys, *, owner: int, limits: GroupLimits = DEFAULT_GROUP_LIMITS) -> None:
+        self._limits = limits
         self._metadata = metadata
         self._keys = keys
         self._owner = owner
@@ -95,13 +92,21 @@ class StoredGroup:
 
     @classmethod
     async def load(
-        cls, metadata: MetadataStore, keys: GroupKeys, *, group_id: str, owner: int, clock: Clock, loading: Loading | None = None
+        cls,
+        metadata: MetadataStore,
+        keys: GroupKeys,
+        *,
+        group_id: str,
+        owner: int,
+        clock: Clock,
+        loading: Loading | None = None,
+        limits: GroupLimits = DEFAULT_GROUP_LIMITS,
     ) -> tuple[Self, Group]:
         """Take the group over. A group that is not there is not made: an empty one that nobody has written. Raises `StorageError`.
 
         `loading` counts what is read.
         """
-        stored = cls(metadata, keys, owner=owner)
+        stored = cls(metadata, keys, owner=owner, limits=limits)
         for _ in range(LOAD_ATTEMPTS_MAX):
             (record,) = await metadata.get_many([keys.group])
             if record is None:
@@ -145,9 +150,9 @@ class StoredGroup:
     def has_room(self, offsets: Collection[PartitionId], *, beside: Collection[PartitionId] = ()) -> bool:
         """Whether there is room for these, with those that it has and those to commit `beside` them."""
         count = len(self._offsets)
-        if count + len(beside) + len(offsets) <= OFFSETS_MAX:
+        if count + len(beside) + len(offsets) <= self._limits.offsets_max:
             return True
-        return count + sum(partition not in self._offsets for partition in {*beside, *offsets}) <= OFFSETS_MAX
+        return count + sum(partition not in self._offsets for partition in {*beside, *offsets}) <= self._limits.offsets_max
 
     def growth_bytes(self, offsets: Mapping[PartitionId, Committed]) -> int:
         """By how much more these would hold."""
@@ -174,14 +179,16 @@ class StoredGroup:
 
     async def commit(self, group: Group, offsets: Mapping[PartitionId, Committed]) -> None:
         """All of `offsets`, or an error; then some may be there. More than a request takes go in several."""
-        for number, batch in enumerate(_batches(offsets, key_bytes=self._key_bytes)):
+        for number, batch in enumerate(_batches(offsets, key_bytes=self._key_bytes, ops_max=self._limits.write_request_ops_max)):
             if number:
                 await asyncio.sleep(0)
             await self._commit_batch(group, batch)
 
     async def delete_offsets(self, group: Group, partitions: Sequence[PartitionId]) -> None:
         """With a put of the group, which names the topics that are left."""
-        together_max = min(WRITE_REQUEST_OPS_MAX - 1, (WRITE_REQUEST_BYTES_MAX - METADATA_VALUE_BYTES_MAX) // self._key_bytes - 1)
+        together_max = min(
+            self._limits.write_request_ops_max - 1, (WRITE_REQUEST_BYTES_MAX - METADATA_VALUE_BYTES_MAX) // self._key_bytes - 1
+        )
         for start in range(0, len(partitions), together_max):
             if start:
                 await asyncio.sleep(0)
@@ -249,13 +256,13 @@ class StoredGroup:
     async def _list(self, group: Group, topic_ids: Iterable[TopicId]) -> None:
         """Name topics before there are offsets in them: in the group's record, put with the offsets, or beside it when it is full."""
         fresh = dict.fromkeys(topic_id for topic_id in topic_ids if topic_id not in self._per_topic)
-        if fresh and len(self._listed) > 2 * (TOPICS_NAMED_MAX + len(self._per_topic)):
+        if fresh and len(self._listed) > 2 * (self._limits.topics_named_max + len(self._per_topic)):
             await self._list_anew(group, page_count=self._page_count())
         known = set(self._listed) if fresh else ()
         added = [topic_id for topic_id in fresh if topic_id not in known]
         if not added:
             return
-        first = max(0, len(self._listed) - TOPICS_NAMED_MAX) // TOPICS_PAGE_MAX
+        first = max(0, len(self._listed) - self._limits.topics_named_max) // self._limits.topics_page_max
         self._listed += added
         for page in range(first, self._page_count()):
             await self._put_page(group, page)
@@ -264,8 +271,9 @@ class StoredGroup:
         """With a put of the group, as with the first commit of a partition: only who has the group may say what is in it."""
         version = self._pages[page] if page < len(self._pages) else ABSENT
         for _ in range(LOAD_ATTEMPTS_MAX):
-            start = TOPICS_NAMED_MAX + page * TOPICS_PAGE_MAX
-            value = encode(TopicsRecord(owner=self._owner, topics=tuple(self._listed[start : start + TOPICS_PAGE_MAX])))
+            start = self._limits.topics_named_max + page * self._limits.topics_page_max
+            topics = tuple(self._listed[start : start + self._limits.topics_page_max])
+            value = encode(TopicsRecord(owner=self._owner, topics=topics))
             topic_pages = max(self._page_count(), page_count_min)
             put_group = self._put_group(group, topic_pages=topic_pages)
             witness, result = await self._write([put_group, Put(topics_key(self._keys, page), value, version)])
@@ -296,7 +304,8 @@ class StoredGroup:
             beside = await topics_beside(self._metadata, self._keys, found.topic_pages)
             # What was cut short while it listed topics anew may have left some at two places.
             self._listed = list(dict.fromkeys([*self._listed, *beside]))
-            for chunk in _chunks(await self._stored_offsets(self._listed, loading), key_bytes=self._key_bytes):
+            stored = await self._stored_offsets(self._listed, loading)
+            for chunk in _chunks(stored, key_bytes=self._key_bytes, ops_max=self._limits.write_request_ops_max):
                 await self._take_over_offsets(chunk)
             await self._list_anew(group, page_count=found.topic_pages)
         except Fenced:
@@ -350,13 +359,13 @@ class StoredGroup:
         self._note_offsets({partition: committed for partition, committed, _ in offsets}, results[: len(puts)])
 
     def _page_count(self) -> int:
-        return -(-max(0, len(self._listed) - TOPICS_NAMED_MAX) // TOPICS_PAGE_MAX)
+        return -(-max(0, len(self._listed) - self._limits.topics_named_max) // self._limits.topics_page_max)
 
     def _put_group(self, group: Group, *, topic_pages: int | None = None) -> Put:
         record = record_of(
             group,
             owner=self._owner,
-            topics=tuple(self._listed[:TOPICS_NAMED_MAX]),
+            topics=tuple(self._listed[: self._limits.topics_named_max]),
             topic_pages=self._page_count() if topic_pages is None else topic_pages,
             has_expiries=self._has_expiries,
         )
@@ -434,14 +443,14 @@ def committed_of(record: Record) -> Committed:
     return Committed(value.offset, value.leader_epoch, value.metadata, value.committed_at_ms, value.expires_at_ms)
 
 
-def _batches(offsets: Mapping[PartitionId, Committed], *, key_bytes: int) -> Iterable[dict[PartitionId, Committed]]:
+def _batches(offsets: Mapping[PartitionId, Committed], *, key_bytes: int, ops_max: int) -> Iterable[dict[PartitionId, Committed]]:
     """What travels together; room is left for the record of the group."""
     batch: dict[PartitionId, Committed] = {}
     first_bytes = size_bytes = METADATA_VALUE_BYTES_MAX + key_bytes
     for partition, committed in offsets.items():
         # As it is written: a character may take six bytes.
         offset_bytes = len(msgspec.json.encode(committed.metadata)) + _OFFSET_BYTES + key_bytes
-        if batch and (len(batch) + 1 == WRITE_REQUEST_OPS_MAX or size_bytes + offset_bytes > WRITE_REQUEST_BYTES_MAX):
+        if batch and (len(batch) + 1 == ops_max or size_bytes + offset_bytes > WRITE_REQUEST_BYTES_MAX):
             yield batch
             batch, size_bytes = {}, first_bytes
         batch[partition] = committed
@@ -450,12 +459,12 @@ def _batches(offsets: Mapping[PartitionId, Committed], *, key_bytes: int) -> Ite
         yield batch
 
 
-def _chunks(records: Sequence[Record], *, key_bytes: int) -> Iterable[list[Record]]:
+def _chunks(records: Sequence[Record], *, key_bytes: int, ops_max: int) -> Iterable[list[Record]]:
     chunk: list[Record] = []
     size_bytes = 0
     for record in records:
         record_bytes = len(record.value) + _OFFSET_BYTES + key_bytes  # the owner may have got longer
-        if chunk and (len(chunk) == WRITE_REQUEST_OPS_MAX or size_bytes + record_bytes > WRITE_REQUEST_BYTES_MAX):
+        if chunk and (len(chunk) == ops_max or size_bytes + record_bytes > WRITE_REQUEST_BYTES_MAX):
             yield chunk
             chunk, size_bytes = [], 0
         chunk.append(record)

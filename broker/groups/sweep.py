@@ -16,12 +16,13 @@ import structlog
 from broker.coordination.rendezvous import slot_of
 from broker.coordination.slots import Slots, slots_by_shard
 from broker.groups.errors import GroupError
+from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from broker.groups.loaded import EXPIRED_TOGETHER_MAX, Closed, Expire, LoadedGroup
 from broker.groups.members import GroupState
 from broker.groups.offsets import committed_of, offsets_of, topics_beside
 from broker.groups.retention import due_of, due_of_offset
 from broker.groups.settings import GroupSettings
-from broker.groups.stored_groups import SILENT_AFTER_S, read_heads
+from broker.groups.stored_groups import read_heads
 from runtime.clock import Clock
 from storage.catalog.groups import GroupHead, topic_names
 from storage.errors import Corrupt, IncompatibleFormat, StorageError, Unavailable
@@ -37,7 +38,6 @@ LOOKS_MAX: Final = 256
 """Topics whose offsets one sweep reads for groups that are not loaded, of its last group all; others have their turn in later ones."""
 REMEMBERED_MAX: Final = 100_000
 NAMES_TOGETHER_MAX: Final = 1_000
-DEADLINE_S: Final = 30.0
 SILENCE: Final = (GroupError.COORDINATOR_LOAD_IN_PROGRESS, GroupError.COORDINATOR_NOT_AVAILABLE)
 """What is said of a group that the store does not give. If that took long, the store does not give those after it either."""
 
@@ -56,7 +56,10 @@ class Sweep:
         settings: GroupSettings,
         find: Callable[[str], Awaitable[LoadedGroup]],
         loaded: Callable[[str], LoadedGroup | None],
+        limits: GroupLimits = DEFAULT_GROUP_LIMITS,
     ) -> None:
+        self._silent_after_s = limits.silent_after_s
+        self._deadline_s = limits.sweep_deadline_s
         self._metadata = metadata
         self._slots = slots
         self._clock = clock
@@ -85,10 +88,10 @@ class Sweep:
         """
         self._names, self._looks_left, self._are_names_read = {}, LOOKS_MAX, True
         try:
-            async with asyncio.timeout(SILENT_AFTER_S):
+            async with asyncio.timeout(self._silent_after_s):
                 own = await self._slots.own()
         except TimeoutError:
-            raise Unavailable(f"metadata did not answer: op=read_claims after_s={SILENT_AFTER_S}") from None
+            raise Unavailable(f"metadata did not answer: op=read_claims after_s={self._silent_after_s}") from None
         for shard_slots in slots_by_shard(self._metadata, own):
             try:
                 await self._sweep_shard(shard_slots)
@@ -97,7 +100,7 @@ class Sweep:
 
     async def _sweep_shard(self, shard_slots: Sequence[int]) -> None:
         """Raises `StorageError` and `TimeoutError` as soon as the shard does not answer."""
-        heads = await read_heads(self._metadata, shard_slots)
+        heads = await read_heads(self._metadata, shard_slots, silent_after_s=self._silent_after_s)
         for first in range(0, len(heads), PAGE_GROUPS):
             judged = []
             for head, version in heads[first : first + PAGE_GROUPS]:
@@ -109,7 +112,7 @@ class Sweep:
                 try:
                     await self._judge(head, version, topic_ids)
                 except Closed as closed:
-                    if closed.error in SILENCE and self._clock.monotonic_s() - began_s >= SILENT_AFTER_S:
+                    if closed.error in SILENCE and self._clock.monotonic_s() - began_s >= self._silent_after_s:
                         raise Unavailable(f"group not swept: group={head.group!r} cause={closed.error.name}") from None
                     # Another broker's by now, or it has to be loaded again: there is a next time.
                     log.info("group_not_swept", group=head.group, cause=closed.error.name)
@@ -125,7 +128,7 @@ class Sweep:
         if head.topic_pages:
             await self._take_turn()
             try:
-                async with asyncio.timeout(SILENT_AFTER_S):
+                async with asyncio.timeout(self._silent_after_s):
                     named += await topics_beside(self._metadata, self._keys_of(head), head.topic_pages)
             except (Corrupt, IncompatibleFormat) as error:
                 log.warning("group_not_readable", group=head.group, cause=str(error))
@@ -143,7 +146,7 @@ class Sweep:
                 await asyncio.sleep(0)
             chunk = unknown[start : start + NAMES_TOGETHER_MAX]
             try:
-                async with asyncio.timeout(SILENT_AFTER_S):
+                async with asyncio.timeout(self._silent_after_s):
                     self._names |= await topic_names(self._metadata, chunk)
             except (Unavailable, TimeoutError) as error:
                 # What is of no topic any more waits for the next sweep; what is old does not.
@@ -167,11 +170,11 @@ class Sweep:
                 return
             await self._take_turn()
             try:
-                error = await loaded.do(Expire(self._names), deadline_s=DEADLINE_S)
+                error = await loaded.do(Expire(self._names), deadline_s=self._deadline_s)
             except TimeoutError:
                 error = GroupError.REQUEST_TIMED_OUT
             if error is GroupError.REQUEST_TIMED_OUT:
-                raise Unavailable(f"group not swept in time: group={head.group!r} after_s={DEADLINE_S}")
+                raise Unavailable(f"group not swept in time: group={head.group!r} after_s={self._deadline_s}")
             if error:
                 return
 
@@ -204,7 +207,7 @@ class Sweep:
         for topic_id in topic_ids:
             self._looks_left -= 1
             await self._take_turn()
-            async with asyncio.timeout(SILENT_AFTER_S):
+            async with asyncio.timeout(self._silent_after_s):
                 records = await offsets_of(self._metadata, self._keys_of(head), topic_id)
             for record in records:
                 due_ms = due_of_offset(head, committed_of(record), retention_ms=retention_ms)

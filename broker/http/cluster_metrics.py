@@ -116,9 +116,12 @@ class ClusterMetrics:
                         partitions[partition] = PartitionRead(bounds, placed)
                     await turns.spent()
         groups = []
+        silent_after_s = parts.groups.limits.silent_after_s
         for shard_slots in slots_by_shard(self._parts.metadata, range(COORDINATOR_SLOTS)):
-            for head, _ in await read_heads(self._parts.metadata, shard_slots):
-                committed = await read_offsets(self._parts.metadata, head, offsets_max=GROUP_OFFSETS_SHOWN_MAX)
+            for head, _ in await read_heads(self._parts.metadata, shard_slots, silent_after_s=silent_after_s):
+                committed = await read_offsets(
+                    self._parts.metadata, head, offsets_max=GROUP_OFFSETS_SHOWN_MAX, silent_after_s=silent_after_s
+                )
                 if committed is not None:
                     groups.append(GroupRead(head, committed))
                 await turns.spent()

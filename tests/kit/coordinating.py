@@ -9,6 +9,7 @@ from broker.coordination.slots import Slots
 from broker.groups.committed import Committed
 from broker.groups.coordinator import Coordinator
 from broker.groups.events import Join, JoinAnswer, Sync
+from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from broker.groups.loaded import CommitOffsets
 from broker.groups.members import Protocol
 from broker.groups.settings import GroupSettings
@@ -64,6 +65,7 @@ class World:
     client: OpenClient
     settings: GroupSettings
     clock: WallClock
+    limits: GroupLimits = DEFAULT_GROUP_LIMITS
     nodes: list[Node] = field(default_factory=list)
     partitions: set[PartitionId] = field(default_factory=set)
 
@@ -81,6 +83,7 @@ class World:
             nursery=self.nursery,
             settings=self.settings,
             telemetry=telemetry,
+            limits=self.limits,
         )
         self.nursery.spawn(coordinator.run(), name="groups")
         topics = Topics(metadata, clock=clock, ids=ids, entropy=no_jitter)
@@ -89,7 +92,9 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world(*, settings: GroupSettings | None = None, client: OpenClient | None = None) -> AsyncIterator[World]:
+async def world(
+    *, settings: GroupSettings | None = None, client: OpenClient | None = None, limits: GroupLimits = DEFAULT_GROUP_LIMITS
+) -> AsyncIterator[World]:
     """Over a store in memory, or that of which `client` opens clients."""
     async with Nursery() as nursery:
         clock = WallClock()
@@ -98,7 +103,7 @@ async def world(*, settings: GroupSettings | None = None, client: OpenClient | N
         async def in_memory() -> MetadataStore:
             return store.client()
 
-        made = World(nursery, client or in_memory, settings or GroupSettings(initial_delay_s=0), clock)
+        made = World(nursery, client or in_memory, settings or GroupSettings(initial_delay_s=0), clock, limits)
         yield made
         for node in made.nodes:
             node.topics.close()

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 import structlog.testing
 
-from broker.groups import by_shard, coordinator, loaded
 from broker.groups.by_shard import ByShard
 from broker.groups.coordinator import Coordinator
 from broker.groups.errors import GroupError
 from broker.groups.events import Heartbeat, JoinAnswer, Leave
+from broker.groups.limits import GroupLimits
 from broker.groups.loaded import Closed
 from broker.groups.memory import REFUSED
 from broker.groups.settings import GroupSettings
@@ -43,11 +43,8 @@ async def outcomes(node: Node, names: list[str]) -> list[GroupError]:
     return await asyncio.gather(*(find(name) for name in names))
 
 
-async def test_a_group_more_than_may_be_loaded_is_to_come_again_and_finds_room_when_the_members_of_another_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(coordinator, "GROUPS_LOADED_MAX", 3)
-    async with world() as made:
+async def test_a_group_more_than_may_be_loaded_is_to_come_again_and_finds_room_when_the_members_of_another_left() -> None:
+    async with world(limits=GroupLimits(groups_loaded_max=3)) as made:
         node = await made.node(1)
         joined = [await stable(node, f"g{number}") for number in range(3)]
         with structlog.testing.capture_logs() as logged:
@@ -63,17 +60,13 @@ async def test_a_group_more_than_may_be_loaded_is_to_come_again_and_finds_room_w
         assert loaded_of(node) == 3
 
 
-async def test_groups_whose_members_are_silent_make_room_long_before_their_sessions_end_and_are_there_when_they_speak(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(coordinator, "GROUPS_LOADED_MAX", 3)
-    monkeypatch.setattr(coordinator, "LOOK_FOR_SILENT_S", 0.0)
-    async with world() as made:
+async def test_groups_whose_members_are_silent_make_room_long_before_their_sessions_end_and_are_there_when_they_speak() -> None:
+    limits = GroupLimits(groups_loaded_max=3, look_for_silent_s=0.0, members_silent_s=5.0)
+    async with world(limits=limits) as made:
         node = await made.node(1)
         joined = [await stable(node, f"g{number}", session_timeout_s=1_800.0) for number in range(3)]
         assert await outcomes(node, ["more"]) == [GroupError.COORDINATOR_LOAD_IN_PROGRESS]
-        monkeypatch.setattr(coordinator, "SILENT_S", 0.0)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(limits.members_silent_s + 0.001)
         assert await outcomes(node, ["more"]) == [GroupError.NONE]
         assert loaded_of(node) <= 3
         left = [await node.coordinator.heartbeat(f"g{number}", heartbeat_of(answer)) for number, answer in enumerate(joined)]
@@ -110,9 +103,8 @@ async def test_groups_that_are_loaded_at_the_same_time_hold_no_more_than_all_may
         assert first.coordinator._memory.held_bytes == 0
 
 
-async def test_groups_that_nobody_is_in_make_room_so_that_any_number_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "GROUPS_LOADED_MAX", 3)
-    async with world() as made:
+async def test_groups_that_nobody_is_in_make_room_so_that_any_number_is_served() -> None:
+    async with world(limits=GroupLimits(groups_loaded_max=3)) as made:
         node = await made.node(1)
         for number in range(20):
             assert await node.coordinator.commit(f"g{number}", simple({FIRST: committed(number)})) is GroupError.NONE
@@ -124,8 +116,7 @@ async def test_groups_that_nobody_is_in_make_room_so_that_any_number_is_served(m
 
 
 async def test_groups_that_are_loaded_at_the_same_time_are_no_more_than_may_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "GROUPS_LOADED_MAX", 3)
-    async with world() as made:
+    async with world(limits=GroupLimits(groups_loaded_max=3)) as made:
         node = await made.node(1)
         for number in range(2):
             await stable(node, f"g{number}")
@@ -142,9 +133,8 @@ async def test_groups_that_are_loaded_at_the_same_time_are_no_more_than_may_be_l
         assert sorted(found) == [GroupError.NONE, *[GroupError.COORDINATOR_LOAD_IN_PROGRESS] * 19]
 
 
-async def test_more_jobs_than_may_wait_for_a_write_of_their_group_are_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaded, "JOBS_MAX", 5)
-    async with world() as made:
+async def test_more_jobs_than_may_wait_for_a_write_of_their_group_are_to_come_again() -> None:
+    async with world(limits=GroupLimits(jobs_max=5)) as made:
         node = await made.node(1)
         await node.coordinator.commit("g", simple({FIRST: committed(0)}))
         node.metadata.muted = set(range(4))
@@ -169,9 +159,8 @@ async def test_more_jobs_than_may_wait_for_a_write_of_their_group_are_to_come_ag
         assert (await node.coordinator.checked("g")).stored.offset(FIRST) == committed(6)
 
 
-async def test_no_more_commits_travel_together_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaded, "COMMITS_TOGETHER_MAX", 4)
-    async with world() as made:
+async def test_no_more_commits_travel_together_than_may() -> None:
+    async with world(limits=GroupLimits(commits_together_max=4)) as made:
         node = await made.node(1)
         partitions = [PartitionId(TOPIC, number) for number in range(9)]
         await node.coordinator.commit("g", simple({partition: committed(0) for partition in partitions}))
@@ -182,11 +171,10 @@ async def test_no_more_commits_travel_together_than_may(monkeypatch: pytest.Monk
         assert [len(ops) for ops in node.metadata.writes[before:]] == [1, 4, 4]
 
 
-async def test_of_questions_that_come_too_late_for_their_answer_so_many_go_on_and_the_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_shard, "LATE_MAX", 2)
+async def test_of_questions_that_come_too_late_for_their_answer_so_many_go_on_and_the_others_end() -> None:
     async with world() as made:
         node = await made.node(1)
-        asking = ByShard(node.metadata, nursery=made.nursery)
+        asking = ByShard(node.metadata, nursery=made.nursery, limits=GroupLimits(late_loads_max=2))
         gate = asyncio.Event()
         ended: list[str] = []
 
@@ -208,10 +196,9 @@ async def test_of_questions_that_come_too_late_for_their_answer_so_many_go_on_an
         assert not asking._late
 
 
-async def test_who_waits_for_other_members_is_told_to_join_again_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "JOIN_WAIT_S_MAX", 0.05)
+async def test_who_waits_for_other_members_is_told_to_join_again_in_the_end() -> None:
     days_s = 30 * 86_400.0
-    async with world() as made:
+    async with world(limits=GroupLimits(join_wait_s_max=0.05)) as made:
         node = await made.node(1)
         await stable(node, "g", new_member_id="first", rebalance_timeout_s=days_s)
         async with asyncio.timeout(PATIENCE_S):

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from broker.groups import coordinator as coordinator_module
 from broker.groups.errors import GroupError
 from broker.groups.events import Heartbeat, JoinAnswer, Sync
+from broker.groups.limits import GroupLimits
 from broker.groups.loaded import Closed, ConfirmOwnership, LoadedGroup
 from broker.groups.members import GroupState
 from broker.groups.settings import GroupSettings
@@ -20,10 +20,10 @@ SESSION_S = 0.3
 
 
 @pytest.fixture
-async def node(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+async def node() -> AsyncIterator[Node]:
     """Nothing but the timers of groups runs in it."""
-    monkeypatch.setattr(coordinator_module, "LOST_CHECK_S", 3_600.0)
-    async with world(settings=GroupSettings(initial_delay_s=0, session_timeout_s_min=0.1)) as made:
+    settings = GroupSettings(initial_delay_s=0, session_timeout_s_min=0.1)
+    async with world(settings=settings, limits=GroupLimits(lost_check_s=3_600.0)) as made:
         yield await made.node(1)
 
 

@@ -6,8 +6,8 @@ import itertools
 import pytest
 
 from broker.coordination.rendezvous import slot_of
-from broker.groups import coordinator, stored_groups, sweep
 from broker.groups.errors import GroupError
+from broker.groups.limits import GroupLimits
 from broker.groups.loaded import Closed
 from storage.metadata import keys
 from storage.metadata.port import Delete
@@ -33,10 +33,9 @@ def by_shard(node: Node, *, each: int = 2) -> dict[int, list[str]]:
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])
-async def test_a_sweep_goes_on_with_the_other_shards_when_one_is_silent(is_loaded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_groups, "SILENT_AFTER_S", 0.05)
-    monkeypatch.setattr(sweep, "DEADLINE_S", 0.2)
-    async with world(settings=SETTINGS) as made, asyncio.timeout(3 * SOON_S):
+async def test_a_sweep_goes_on_with_the_other_shards_when_one_is_silent(is_loaded: bool) -> None:
+    limits = GroupLimits(silent_after_s=0.05, sweep_deadline_s=0.2)
+    async with world(settings=SETTINGS, limits=limits) as made, asyncio.timeout(3 * SOON_S):
         node = await made.node(1)
         topic = await topic_of(node)
         groups = by_shard(node)
@@ -58,9 +57,8 @@ async def test_a_sweep_goes_on_with_the_other_shards_when_one_is_silent(is_loade
 
 
 async def test_a_shard_that_falls_silent_while_it_is_swept_is_left_until_the_next_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "DEADLINE_S", 0.1)
-    monkeypatch.setattr(sweep, "SILENT_AFTER_S", 0.05)
-    async with world(settings=SETTINGS) as made, asyncio.timeout(3 * SOON_S):
+    limits = GroupLimits(silent_after_s=0.05, request_deadline_s=0.1)
+    async with world(settings=SETTINGS, limits=limits) as made, asyncio.timeout(3 * SOON_S):
         node = await made.node(1)
         topic = await topic_of(node)
         groups = by_shard(node)
@@ -88,8 +86,7 @@ async def test_a_shard_that_falls_silent_while_it_is_swept_is_left_until_the_nex
 
 
 async def test_offsets_that_are_old_are_forgotten_though_nobody_can_read_which_topics_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "SILENT_AFTER_S", 0.05)
-    async with world(settings=SETTINGS) as made, asyncio.timeout(3 * SOON_S):
+    async with world(settings=SETTINGS, limits=GroupLimits(silent_after_s=0.05)) as made, asyncio.timeout(3 * SOON_S):
         node = await made.node(1)
         topic = await topic_of(node)
         (group, *_), *_ = by_shard(node).values()

@@ -12,6 +12,7 @@ from broker.coordination.rendezvous import slot_of
 from broker.groups.coordinator import GROUP_NAME_BYTES_MAX
 from broker.groups.errors import GroupError
 from broker.groups.events import Leave
+from broker.groups.limits import GroupLimits
 from broker.groups.loaded import Closed, DeleteOffsets, LoadedGroup
 from broker.groups.members import GroupState, Protocol
 from broker.groups.memory import GROUP_BYTES, MEMBER_BYTES
@@ -364,15 +365,13 @@ async def test_a_group_may_have_offsets_in_thousands_of_topics(topic_count: int)
 
 
 async def test_a_group_in_many_topics_that_is_not_loaded_loses_those_that_are_gone() -> None:
-    async with world(settings=SETTINGS) as made:
+    async with world(settings=SETTINGS, limits=GroupLimits(topics_named_max=2)) as made:
         old = await made.node(1)
         topics = [await topic_of(old, f"t{number}") for number in range(4)]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("broker.groups.offsets.TOPICS_NAMED_MAX", 2)
-            await commit(old, "g", *(topic.partition(0) for topic in topics))
-            await old.topics.delete(topics[0])
-            new = await restarted(made, old)
-            await new.coordinator.sweep()
+        await commit(old, "g", *(topic.partition(0) for topic in topics))
+        await old.topics.delete(topics[0])
+        new = await restarted(made, old)
+        await new.coordinator.sweep()
 
         assert set((await new.coordinator.find("g")).stored.topic_ids) == {topic.topic_id for topic in topics[1:]}
 
@@ -429,9 +428,8 @@ async def test_a_store_that_fails_in_the_middle_of_a_takeover_is_asked_again() -
         assert len((await new.coordinator.find("g")).stored.offsets) == 40
 
 
-async def test_a_paused_coordinator_names_no_topics_over_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.groups.offsets.TOPICS_NAMED_MAX", 1)
-    async with world(settings=SETTINGS) as made:
+async def test_a_paused_coordinator_names_no_topics_over_its_successor() -> None:
+    async with world(settings=SETTINGS, limits=GroupLimits(topics_named_max=1)) as made:
         old = await made.node(1)
         group = group_of(1, [1])
         partitions = [(await topic_of(old, f"t{number}")).partition(0) for number in range(4)]
@@ -447,11 +445,9 @@ async def test_a_paused_coordinator_names_no_topics_over_its_successor(monkeypat
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_no_offset_is_lost_however_topics_come_and_go_and_coordinators_change(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.groups.offsets.TOPICS_NAMED_MAX", 2)
-    monkeypatch.setattr("broker.groups.offsets.TOPICS_PAGE_MAX", 3)
+async def test_no_offset_is_lost_however_topics_come_and_go_and_coordinators_change(seed: int) -> None:
     chance = random.Random(seed)
-    async with world(settings=SETTINGS) as made:
+    async with world(settings=SETTINGS, limits=GroupLimits(topics_named_max=2, topics_page_max=3)) as made:
         node = await made.node(1)
         partitions = [(await topic_of(node, f"t{number}")).partition(0) for number in range(15)]
         may: dict[PartitionId, set[int]] = {partition: {-1} for partition in partitions}

@@ -3,11 +3,13 @@
 import contextlib
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from broker.coordination.rendezvous import slot_of
 from broker.groups.errors import GroupError
+from broker.groups.limits import GroupLimits
 from broker.groups.loaded import Closed, DeleteOffsets
 from broker.groups.members import Group
 from broker.groups.offsets import StoredGroup
@@ -25,21 +27,13 @@ from tests.kit.group_offsets import commit, topic_of
 from tests.unit.broker.groups.test_sweep import SETTINGS
 
 KEYS = GroupKeys("g", slot_of("g"))
-
-
-@pytest.fixture(autouse=True)
-def short_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.groups.offsets.TOPICS_NAMED_MAX", 2)
-    monkeypatch.setattr("broker.groups.offsets.TOPICS_PAGE_MAX", 3)
+SHORT_LISTS = GroupLimits(topics_named_max=2, topics_page_max=3)
 
 
 @pytest.mark.parametrize("writes_left", range(9))
 @pytest.mark.parametrize("ops_max", [1_000, 4])
-async def test_no_topic_is_lost_when_pages_get_fewer_and_that_is_cut_short(
-    writes_left: int, ops_max: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("broker.groups.offsets.WRITE_REQUEST_OPS_MAX", ops_max)
-    async with world(settings=SETTINGS) as made:
+async def test_no_topic_is_lost_when_pages_get_fewer_and_that_is_cut_short(writes_left: int, ops_max: int) -> None:
+    async with world(settings=SETTINGS, limits=replace(SHORT_LISTS, write_request_ops_max=ops_max)) as made:
         node = await made.node(1)
         partitions = [(await topic_of(node, f"t{number:02}")).partition(0) for number in range(11)]
         for partition in partitions:
@@ -58,7 +52,7 @@ async def test_no_topic_is_lost_when_pages_get_fewer_and_that_is_cut_short(
 @pytest.mark.parametrize("late", range(8))
 @pytest.mark.parametrize("delivered_after", range(1, 12))
 async def test_no_topic_is_hidden_by_what_a_coordinator_before_wrote_when_it_listed_them_anew(late: int, delivered_after: int) -> None:
-    async with world(settings=SETTINGS) as made:
+    async with world(settings=SETTINGS, limits=SHORT_LISTS) as made:
         node = await made.node(1)
         partitions = [(await topic_of(node, f"t{number:02}")).partition(0) for number in range(11)]
         await commit(node, "g", *partitions)
@@ -77,16 +71,16 @@ async def test_no_topic_is_hidden_by_what_a_coordinator_before_wrote_when_it_lis
                     await node.metadata.deliver()
 
         next_store = NextStore(node.metadata.store)
-        stored, _ = await StoredGroup.load(next_store, KEYS, group_id="g", owner=1, clock=made.clock)
+        stored, _ = await StoredGroup.load(next_store, KEYS, group_id="g", owner=1, clock=made.clock, limits=SHORT_LISTS)
         assert set(stored.offsets) == set(partitions[4:])
         await node.metadata.deliver()
-        stored, _ = await StoredGroup.load(next_store, KEYS, group_id="g", owner=1, clock=made.clock)
+        stored, _ = await StoredGroup.load(next_store, KEYS, group_id="g", owner=1, clock=made.clock, limits=SHORT_LISTS)
 
         assert set(stored.offsets) == set(partitions[4:])
 
 
 async def test_topics_that_come_and_go_for_years_leave_no_list_behind() -> None:
-    async with world(settings=SETTINGS) as made:
+    async with world(settings=SETTINGS, limits=SHORT_LISTS) as made:
         node = await made.node(1)
         kept = [(await topic_of(node, f"kept{number}")).partition(0) for number in range(3)]
         await commit(node, "g", *kept)
@@ -114,13 +108,15 @@ class LateStore(FaultyMetadata):
             await self.store.write(self._late.pop(self._dice.randrange(len(self._late))))
 
 
-async def loaded(store: MemoryMetadataStore, late: list[Sequence[WriteOp]], chance: random.Random, owner: int) -> tuple[StoredGroup, Group]:
+async def loaded(
+    store: MemoryMetadataStore, late: list[Sequence[WriteOp]], chance: random.Random, *, owner: int, limits: GroupLimits
+) -> tuple[StoredGroup, Group]:
     """By coordinators one after the other, each of which writes with faults."""
     for _ in range(50):
         client = LateStore(store, late, chance)
         client.faults = {number: chance.choice(list(Fault)) for number in range(12) if chance.random() < 0.06}
         with contextlib.suppress(StorageError):
-            found = await StoredGroup.load(client, KEYS, group_id="g", owner=owner, clock=SystemClock())
+            found = await StoredGroup.load(client, KEYS, group_id="g", owner=owner, clock=SystemClock(), limits=limits)
             client.faults = {}
             return found
     raise AssertionError("it is never loaded")
@@ -128,16 +124,14 @@ async def loaded(store: MemoryMetadataStore, late: list[Sequence[WriteOp]], chan
 
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("topic_count", [16, 2])
-async def test_what_was_acknowledged_is_there_however_often_topics_are_listed_anew(
-    seed: int, topic_count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_was_acknowledged_is_there_however_often_topics_are_listed_anew(seed: int, topic_count: int) -> None:
     chance = random.Random(seed)
-    monkeypatch.setattr("broker.groups.offsets.WRITE_REQUEST_OPS_MAX", chance.choice([1_000, 4]))
+    limits = replace(SHORT_LISTS, write_request_ops_max=chance.choice([1_000, 4]))
     store, late = MemoryMetadataStore(clock=SystemClock()), list[Sequence[WriteOp]]()
     partitions = [PartitionId(TopicId(f"{number % topic_count:08x}-0000-0000-0000-000000000000"), number) for number in range(16)]
     acknowledged = dict.fromkeys(partitions, -1)
     unknown: dict[PartitionId, set[int]] = {partition: set() for partition in partitions}
-    found, group = await loaded(store, late, chance, owner=0)
+    found, group = await loaded(store, late, chance, owner=0, limits=limits)
     for number in range(70):
         chosen = chance.sample(partitions, chance.randrange(1, 7))
         deletes = chance.random() < 0.45
@@ -163,7 +157,7 @@ async def test_what_was_acknowledged_is_there_however_often_topics_are_listed_an
         client.faults = {}
         if is_open:
             continue
-        found, group = await loaded(store, late, chance, owner=number + 1)
+        found, group = await loaded(store, late, chance, owner=number + 1, limits=limits)
         for partition in partitions:
             one = found.offset(partition)
             is_offset = -1 if one is None else one.offset
@@ -179,20 +173,22 @@ async def test_a_takeover_that_is_overtaken_writes_over_nothing_that_its_success
     """Between its reads another takes the group over, and commits in a topic that it has not seen."""
     store = MemoryMetadataStore(clock=SystemClock())
     topics = [PartitionId(TopicId(f"{number:08x}-0000-0000-0000-000000000000"), 0) for number in range(5)]
-    found, group = await StoredGroup.load(FaultyMetadata(store), KEYS, group_id="g", owner=0, clock=SystemClock())
+    found, group = await StoredGroup.load(FaultyMetadata(store), KEYS, group_id="g", owner=0, clock=SystemClock(), limits=SHORT_LISTS)
     await found.commit(group, {partition: committed(1) for partition in topics[:4]})
     slow, successors = FaultyMetadata(store), list[StoredGroup]()
 
     async def overtaken(keys: Sequence[Key]) -> list[Record | None]:
         slow.reads.append(keys)
         if len(slow.reads) == read + 1:
-            successor, its_group = await StoredGroup.load(FaultyMetadata(store), KEYS, group_id="g", owner=1, clock=SystemClock())
+            successor, its_group = await StoredGroup.load(
+                FaultyMetadata(store), KEYS, group_id="g", owner=1, clock=SystemClock(), limits=SHORT_LISTS
+            )
             successors.append(successor)
             await successor.commit(its_group, {topics[4]: committed(2)})
         return await store.get_many(keys)
 
     slow.get_many = overtaken  # type: ignore[method-assign]
-    again, _ = await StoredGroup.load(slow, KEYS, group_id="g", owner=2, clock=SystemClock())
+    again, _ = await StoredGroup.load(slow, KEYS, group_id="g", owner=2, clock=SystemClock(), limits=SHORT_LISTS)
 
     assert len(successors) == 1
     assert set(again.offsets) == set(topics)
@@ -203,13 +199,15 @@ async def test_a_page_of_the_next_coordinator_is_not_taken_for_one_that_was_left
     store = MemoryMetadataStore(clock=SystemClock())
     topics = [PartitionId(TopicId(f"{number:08x}-0000-0000-0000-000000000000"), 0) for number in range(5)]
     slow, successors = FaultyMetadata(store), list[StoredGroup]()
-    found, group = await StoredGroup.load(slow, KEYS, group_id="g", owner=0, clock=SystemClock())
+    found, group = await StoredGroup.load(slow, KEYS, group_id="g", owner=0, clock=SystemClock(), limits=SHORT_LISTS)
     await found.commit(group, {partition: committed(1) for partition in topics[:2]})
     await store.write([Put(topics_key(KEYS, 0), encode(TopicsRecord(owner=0, topics=())), ABSENT)])
 
     async def overtaken(keys: Sequence[Key]) -> list[Record | None]:
         if not successors:
-            successor, its_group = await StoredGroup.load(FaultyMetadata(store), KEYS, group_id="g", owner=1, clock=SystemClock())
+            successor, its_group = await StoredGroup.load(
+                FaultyMetadata(store), KEYS, group_id="g", owner=1, clock=SystemClock(), limits=SHORT_LISTS
+            )
             successors.append(successor)
             await successor.commit(its_group, {partition: committed(2) for partition in topics[2:4]})
         return await store.get_many(keys)
@@ -218,6 +216,6 @@ async def test_a_page_of_the_next_coordinator_is_not_taken_for_one_that_was_left
     with pytest.raises(Fenced):
         await found.commit(group, {topics[4]: committed(1)})
 
-    again, _ = await StoredGroup.load(FaultyMetadata(store), KEYS, group_id="g", owner=2, clock=SystemClock())
+    again, _ = await StoredGroup.load(FaultyMetadata(store), KEYS, group_id="g", owner=2, clock=SystemClock(), limits=SHORT_LISTS)
     assert set(again.offsets) == set(topics[:4])
     await store.close()

@@ -14,6 +14,7 @@ from kio.serial import entity_reader, entity_writer
 
 from broker.coordination.slots import Slots
 from broker.groups.coordinator import Coordinator
+from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from broker.groups.state import GroupSettings
 from broker.handling.administration import Administration
 from broker.handling.context import BrokerParts, Context, TopicDefaults
@@ -174,6 +175,7 @@ async def cluster(
     shards: int = 1,
     metadata: FaultyMetadata | None = None,
     roles: Collection[Role] = ALL_ROLES,
+    group_limits: GroupLimits = DEFAULT_GROUP_LIMITS,
 ) -> AsyncIterator[Cluster]:
     metadata = metadata or FaultyMetadata(MemoryMetadataStore(clock=SystemClock(), shards=shards))
     clock = ManualClock()
@@ -194,6 +196,7 @@ async def cluster(
             ids=IdSource(clock=clock),
             nursery=nursery,
             settings=group_settings,
+            limits=group_limits,
         )
         nursery.spawn(groups.run(), name="groups")
         topics = Topics(metadata, clock=clock, ids=IdSource(clock=clock), entropy=no_jitter)

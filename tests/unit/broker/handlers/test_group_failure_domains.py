@@ -6,12 +6,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.coordination.rendezvous import slot_of
-from broker.groups import coordinator, stored_groups
 from broker.groups.errors import GroupError
+from broker.groups.limits import GroupLimits
 from broker.handlers.groups import delete_groups, describe_groups, list_groups, offset_fetch
 from storage.metadata import keys
 from tests.unit.broker.handlers.asking import Cluster, cluster, error_of
@@ -36,10 +35,8 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
-    monkeypatch.setattr(stored_groups, "SILENT_AFTER_S", 0.05)
-    monkeypatch.setattr(coordinator, "PATIENCE_S", 0.2)
-    async with cluster(shards=SHARDS) as broker:
+async def scene() -> AsyncIterator[Scene]:
+    async with cluster(shards=SHARDS, group_limits=GroupLimits(silent_after_s=0.05, question_patience_s=0.2)) as broker:
         catalog = broker.metadata.shard_of(keys.ROOT)
         shard = (catalog + 1) % SHARDS
         made = Scene(broker, shard, [], [])
@@ -59,8 +56,8 @@ async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
         broker.metadata.speak()
 
 
-async def test_the_groups_of_the_other_shards_are_listed_and_the_answer_says_that_some_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(monkeypatch) as made:
+async def test_the_groups_of_the_other_shards_are_listed_and_the_answer_says_that_some_are_missing() -> None:
+    async with scene() as made:
         while_silent = await made.ask(list_groups.handle, request_of(16, 5))
         made.broker.metadata.speak()
         after = await made.ask(list_groups.handle, request_of(16, 5))
@@ -71,8 +68,8 @@ async def test_the_groups_of_the_other_shards_are_listed_and_the_answer_says_tha
     assert [group.group_id for group in after.groups] == sorted(made.healthy + made.silent)
 
 
-async def test_groups_in_memory_are_listed_though_nobody_can_read_who_coordinates(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(monkeypatch) as made:
+async def test_groups_in_memory_are_listed_though_nobody_can_read_who_coordinates() -> None:
+    async with scene() as made:
         made.broker.metadata.speak()
         await made.broker.context.parts.groups.find(made.healthy[0])
         made.broker.metadata.muted.add(made.broker.metadata.shard_of(keys.ROOT))
@@ -82,8 +79,8 @@ async def test_groups_in_memory_are_listed_though_nobody_can_read_who_coordinate
     assert made.healthy[0] in [group.group_id for group in answer.groups]
 
 
-async def test_each_group_is_described_that_is_not_of_the_silent_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(monkeypatch) as made:
+async def test_each_group_is_described_that_is_not_of_the_silent_shard() -> None:
+    async with scene() as made:
         groups = tuple(made.silent + made.healthy)
         asked = request_of(15, 6, groups=groups, include_authorized_operations=False)
         answer = await made.ask(describe_groups.handle, asked)
@@ -97,8 +94,8 @@ async def test_each_group_is_described_that_is_not_of_the_silent_shard(monkeypat
     assert {error_of(group) for group in after.groups} == {ErrorCode.none}
 
 
-async def test_a_group_that_is_loaded_is_described_though_its_shard_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(monkeypatch) as made:
+async def test_a_group_that_is_loaded_is_described_though_its_shard_is_silent() -> None:
+    async with scene() as made:
         made.broker.metadata.speak()
         loaded = made.silent[1]
         await made.broker.context.parts.groups.find(loaded)
@@ -109,8 +106,8 @@ async def test_a_group_that_is_loaded_is_described_though_its_shard_is_silent(mo
     assert [group.group_id for group in answer.groups if error_of(group) is ErrorCode.none] == [loaded]
 
 
-async def test_offsets_of_several_groups_are_answered_for_those_that_are_not_of_the_silent_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(monkeypatch) as made:
+async def test_offsets_of_several_groups_are_answered_for_those_that_are_not_of_the_silent_shard() -> None:
+    async with scene() as made:
         topics = (nested(9, 8, "OffsetFetchRequestTopics", name="t", partition_indexes=(0,)),)
         groups = made.silent + made.healthy
         asked = tuple(nested(9, 8, "OffsetFetchRequestGroup", group_id=group, topics=topics) for group in groups)
@@ -122,8 +119,8 @@ async def test_offsets_of_several_groups_are_answered_for_those_that_are_not_of_
     assert {errors[group] for group in made.healthy} == {ErrorCode.none}
 
 
-async def test_groups_are_deleted_that_are_not_of_the_silent_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(monkeypatch) as made:
+async def test_groups_are_deleted_that_are_not_of_the_silent_shard() -> None:
+    async with scene() as made:
         asked = request_of(42, 2, groups_names=tuple(made.silent + made.healthy))
         answer = await made.ask(delete_groups.handle, asked)
 

@@ -4,6 +4,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.groups.errors import GroupError
+from broker.groups.limits import GroupLimits
 from broker.handlers.groups import heartbeat
 from tests.unit.broker.handlers.asking import Cluster, cluster, error_of
 from tests.unit.broker.handlers.grouped import join, member, request_of
@@ -58,11 +59,11 @@ async def test_a_broker_without_a_registration_coordinates_nothing() -> None:
         assert await beat(broker, 4, name) is ErrorCode.not_coordinator
 
 
-async def test_of_a_group_that_is_not_loaded_members_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_a_group_that_is_not_loaded_members_go_on() -> None:
     """As in Kafka. aiokafka gives up for an answer that it does not expect here, and that it is being loaded is one."""
-    async with cluster() as broker:
+    async with cluster(group_limits=GroupLimits(groups_loaded_max=1)) as broker:
         name = (await member(broker)).member_id
         (await broker.context.parts.groups.find("g")).close(GroupError.COORDINATOR_NOT_AVAILABLE)
-        monkeypatch.setattr("broker.groups.coordinator.GROUPS_LOADED_MAX", 0)
+        await join(broker, 3, group="other")
 
         assert await beat(broker, 4, name) is ErrorCode.none

@@ -3,6 +3,7 @@ import datetime
 import pytest
 from kio.schema.errors import ErrorCode
 
+from broker.groups.limits import GroupLimits
 from broker.handlers.groups.offset_commit import kept_epoch
 from tests.kit.faulty_metadata import Fault
 from tests.unit.broker.handlers.asking import cluster
@@ -151,9 +152,8 @@ async def test_a_commit_may_say_how_long_it_is_kept(version: int, retention_s: f
         assert await fetched(broker, 9, {"t": (0,)}) == {("t", 0): (1, "", 0) if kept else (-1, "", 0)}
 
 
-async def test_more_offsets_than_a_group_may_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.groups.offsets.OFFSETS_MAX", 2)
-    async with cluster() as broker:
+async def test_more_offsets_than_a_group_may_have_are_refused() -> None:
+    async with cluster(group_limits=GroupLimits(offsets_max=2)) as broker:
         await broker.create("t", partition_count=3)
 
         assert await commit(broker, 9, {0: 1, 1: 1}) == {0: ErrorCode.none, 1: ErrorCode.none}

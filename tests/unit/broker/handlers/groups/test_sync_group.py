@@ -2,6 +2,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.groups.errors import GroupError
+from broker.groups.limits import GroupLimits
 from broker.handlers.groups import sync_group
 from tests.unit.broker.handlers.asking import cluster, error_of
 from tests.unit.broker.handlers.grouped import join, request_of, sync
@@ -57,12 +58,12 @@ async def test_who_does_not_name_the_protocol_is_refused_before_anything_else(mi
     assert error_of(answer) is ErrorCode.inconsistent_group_protocol
 
 
-async def test_of_a_group_that_is_not_loaded_for_want_of_room_members_are_told_to_join_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_a_group_that_is_not_loaded_for_want_of_room_members_are_told_to_join_again() -> None:
     """Java's consumers give up for an answer that they do not expect here, and that it is being loaded is one."""
-    async with cluster() as broker:
+    async with cluster(group_limits=GroupLimits(groups_loaded_max=1)) as broker:
         joined = await join(broker, 3)
         (await broker.context.parts.groups.find("g")).close(GroupError.COORDINATOR_NOT_AVAILABLE)
-        monkeypatch.setattr("broker.groups.coordinator.GROUPS_LOADED_MAX", 0)
+        await join(broker, 3, group="other")
         answer = await sync(broker, 5, joined, {joined.member_id: b"mine"})
 
     assert error_of(answer) is ErrorCode.rebalance_in_progress
