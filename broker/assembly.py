@@ -18,6 +18,7 @@ from broker.audit import open_audit_log
 from broker.coordination.neighbours import Neighbours
 from broker.coordination.slots import Slots
 from broker.dispatch import Dispatch
+from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.fetching.preferred_replicas import PreferredReplicas
 from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
 from broker.groups.coordinator import Coordinator
@@ -192,12 +193,14 @@ async def open_broker(
     leadership: Leadership | None = None,
     accepted: Accepted = NOTHING_ACCEPTED,
     zone_limits: "ZoneLimits | None" = None,
+    fetch_limits: FetchLimits = DEFAULT_FETCH_LIMITS,
 ) -> AsyncIterator[Broker]:
     """A listening broker for as long as the context is open. Raises `StartError` for what the operator must fix.
 
     `accepted`: what of the stores is gone on with that would be refused.
     `stores` opens other stores than those the settings name, given the broker's telemetry; `leadership` is another strategy than theirs:
-    how several brokers of one process share stores, and a test says who leads. `zone_limits`: others of the zone's cache than usual.
+    how several brokers of one process share stores, and a test says who leads. `zone_limits` and
+    `fetch_limits`: others than usual.
     """
     clock = SystemClock()
     ids = IdSource(clock=clock)
@@ -320,6 +323,7 @@ async def open_broker(
             control_reads=parts.control_reads,
             clock=clock,
             trusted_poll_s=TRUSTED_POLL_S,
+            limits=fetch_limits,
         )
         nursery.spawn(waiters.run(), name="waiters")
         strategy = leadership or leadership_of(settings.kafka.leader)
@@ -383,6 +387,7 @@ async def open_broker(
             waiters=waiters,
             clock=clock,
             replicas=PreferredReplicas(brokers=directory, leadership=strategy, rack=settings.broker.rack, clock=clock, roles=roles),
+            limits=fetch_limits,
         )
         admission = Admission(
             bytes_max=settings.storage.max_buffer_bytes, telemetry=telemetry, soon=soon, later=asyncio.get_running_loop().call_later

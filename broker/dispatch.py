@@ -9,7 +9,7 @@ import structlog
 from kio.schema.errors import ErrorCode
 from prometheus_client import Counter, Histogram
 
-from broker.handlers.log.fetch import FETCH_WAIT_S_MAX, Fetch
+from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import NOTHING_UNREAD, Produce
 from broker.handlers.log.repeated_list_offsets import RepeatedListOffsets, replied
 from broker.handlers.log.wide_produce import WideProduce, read_wide, refuse_all, write_wide
@@ -322,7 +322,7 @@ class Dispatch:
             raise self._unanswerable(error, connection) from error
         seconds, meter = self._clock.monotonic_s() - began_s, self._meters[header.api_key]
         meter.answered(error_code, seconds, size_bytes, sum(map(len, reply or ())))
-        if seconds >= SLOW_S and seconds - SLOW_S >= _may_wait_s(header, frame):
+        if seconds >= SLOW_S and seconds - SLOW_S >= self._may_wait_s(header, frame):
             self._note_slow(meter, seconds, error_code, connection)
         return reply
 
@@ -452,7 +452,7 @@ class Dispatch:
         room = self._responses.room(connection.address.replies)
         try:
             handled = self._fetch.handle(request, version=header.api_version, client=connection, room=room)
-            fetched = await within(HANDLER_TIMEOUT_S + FETCH_WAIT_S_MAX, handled)
+            fetched = await within(HANDLER_TIMEOUT_S + self._fetch.limits.fetch_wait_s_max, handled)
             reply: list[Buffer] = []
             for _ in fetch.write_in_steps(header.api_version, header.correlation_id, fetched, reply):
                 await asyncio.sleep(0)  # only of a wide one
@@ -500,6 +500,15 @@ class Dispatch:
         if seconds >= SLOW_S:
             self._note_slow(meter, seconds, error_code, connection)
 
+    def _may_wait_s(self, header: codec.RequestHeader, frame: memoryview) -> float:
+        """Time that a request takes though nothing is slow: JoinGroup and SyncGroup wait for others, and a fetch says how long it waits."""
+        if header.api_key in self._waiting_timeouts_s:
+            return float("inf")
+        if header.api_key != codec.FETCH:
+            return 0.0
+        request = fetch.read_narrow(header.api_version, frame, header.body_position)
+        return max(request.max_wait_ms, 0) / 1_000 if request is not None else self._fetch.limits.fetch_wait_s_max
+
     def _note_slow(self, meter: ApiMeter, seconds: float, error_code: int, connection: Client) -> None:
         error = ErrorCode(error_code).name.upper()
         self._slow.note(Slow(seconds, meter.name, error, connection.client_host, connection.client_id))
@@ -525,13 +534,3 @@ class Dispatch:
             return None
         throttle_ms = self._leaving.throttle_ms(connection) if self._leaving.is_asking else 0
         return [produce.write_response(header.api_version, header.correlation_id, ProduceResponse(results, throttle_ms))]
-
-
-def _may_wait_s(header: codec.RequestHeader, frame: memoryview) -> float:
-    """How long a request may take though nothing is slow: JoinGroup and SyncGroup wait for others, and a fetch says how long it waits."""
-    if header.api_key in WAITING_APIS:
-        return float("inf")
-    if header.api_key != codec.FETCH:
-        return 0.0
-    request = fetch.read_narrow(header.api_version, frame, header.body_position)
-    return max(request.max_wait_ms, 0) / 1_000 if request is not None else FETCH_WAIT_S_MAX

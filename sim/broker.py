@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
-from broker.fetching.waiters import POLL_S, TRUSTED_POLL_S, Waiters
+from broker.fetching.limits import FetchLimits
+from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
 from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import Produce
 from broker.handling.administration import Administration
@@ -80,6 +81,7 @@ class Ground:
     """By how much the wall clocks of brokers may be wrong when they start."""
     inline: tuple[InlineSettings, ...]
     """What brokers let their commits carry, in turn."""
+    fetch_limits: FetchLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +232,7 @@ class SimBroker:
 
     async def _live(self, nursery: Nursery) -> None:
         """As broker/assembly.py puts a broker together, without sockets and groups."""
-        chance, telemetry, clock = self._chance, Telemetry(), self.clock
+        chance, telemetry, clock, fetch_limits = self._chance, Telemetry(), self.clock, self._ground.fetch_limits
         fixed_id = self._broker_id if self._ground.has_fixed_ids else None
         while True:
             await self._gate.wait()
@@ -277,7 +279,8 @@ class SimBroker:
             partitions=log.partitions,
             control_reads=log.control_reads,
             clock=clock,
-            trusted_poll_s=chance.choice((POLL_S, TRUSTED_POLL_S)),
+            trusted_poll_s=chance.choice((fetch_limits.poll_s, TRUSTED_POLL_S)),
+            limits=fetch_limits,
         )
         nursery.spawn(waiters.run(), name="waiters")
         parts = BrokerParts(
@@ -305,7 +308,13 @@ class SimBroker:
             clock=clock,
         )
         fetch = Fetch(
-            topics=topics, partitions=log.partitions, control_reads=log.control_reads, reader=log.reader, waiters=waiters, clock=clock
+            topics=topics,
+            partitions=log.partitions,
+            control_reads=log.control_reads,
+            reader=log.reader,
+            waiters=waiters,
+            clock=clock,
+            limits=fetch_limits,
         )
         responses = Responses(bytes_max=0, telemetry=telemetry, soon=asyncio.get_running_loop().call_soon)
         self.accounts.buffered_bytes = lambda: log.appender.buffered_bytes

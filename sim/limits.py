@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
 
+from broker.fetching.limits import FetchLimits
+
 PACKAGES: Final = ("storage", "process", "broker", "compactor")
 
 
@@ -83,12 +85,10 @@ SMALL: Final = (
     Limit("storage.log.tail", "JOIN_BELOW_BYTES", 100),
     Limit("storage.log.batcher", "QUIET_BYTES_MIN", 300),
     Limit("storage.log.upload_places", "SLOW_UPLOADS_MAX", 1),
-    Limit("broker.fetching.gathering", "LOOKED_AT_PER_STEP", 1),
-    Limit("broker.fetching.gathering", "READS_AT_ONCE", 1),
-    Limit("broker.fetching.gathering", "READS_UNDER_WAY_MAX", 2),
-    Limit("broker.protocol.fetch", "PARTITIONS_PER_STEP", 1),
 )
-"""The ring, the hot producers, the writers and the memories of a reader overflow within seconds, and a fetch of two partitions is wide."""
+"""The ring, the hot producers, the writers and the memories of a reader overflow within seconds."""
+SMALL_FETCHES: Final = FetchLimits(looked_at_per_step=1, reads_at_once=1, reads_under_way_max=2, partitions_per_step=1)
+"""A fetch of two partitions is wide."""
 TIGHT: Final = (
     Limit("storage.limits", "PENDING_ENTRIES_MAX", 9),
     Limit("storage.limits", "CONTROL_BYTES_MAX", 1_700),

@@ -6,9 +6,10 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import Final
 
+from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from sim.faults import PROFILES, Fault, Profile, Temper
 from sim.idempotent import Style
-from sim.limits import FORGETFUL, IMPATIENT, SHORT_DEADLINES, SHORTEST_WAIT, SMALL, TIGHT, Limit
+from sim.limits import FORGETFUL, IMPATIENT, SHORT_DEADLINES, SHORTEST_WAIT, SMALL, SMALL_FETCHES, TIGHT, Limit
 from sim.producers import START_S_MAX
 from sim.weather import CHURN, KINDS, OUTAGES, UNTIMED
 from storage.log.decide import PRODUCER_EXPIRATION_MS
@@ -48,6 +49,7 @@ class Theme:
 
     name: str
     limits: tuple[Limit, ...]
+    fetch_limits: FetchLimits
     crowd: Crowd
     kinds: tuple[str, ...]
     weather_s: float
@@ -98,7 +100,8 @@ def theme_of(chance: random.Random, faults: str, *, name: str | None = None) -> 
 def _usual(chance: random.Random, profile: Profile) -> Theme:
     """Whatever comes: some logs have a few busy producers, some many that nobody knows yet, some many that are busy with one partition."""
     is_forgetful = chance.random() < 0.3
-    limits: tuple[Limit, ...] = SMALL if chance.random() < 0.6 else ()
+    is_small = chance.random() < 0.6
+    limits: tuple[Limit, ...] = SMALL if is_small else ()
     limits += FORGETFUL if is_forgetful else ()
     limits += SHORT_DEADLINES if profile.rate_max and chance.random() < 0.4 else ()
     crowd = chance.choice(
@@ -115,6 +118,7 @@ def _usual(chance: random.Random, profile: Profile) -> Theme:
     return Theme(
         "usual",
         limits,
+        SMALL_FETCHES if is_small else DEFAULT_FETCH_LIMITS,
         crowd,
         kinds,
         profile.weather_s,
@@ -131,6 +135,7 @@ def _spilling(usual: Theme) -> Theme:
         usual,
         name="spilling",
         limits=_with(SMALL + TIGHT, usual.limits),
+        fetch_limits=SMALL_FETCHES,
         crowd=Crowd(9, 24, 1.0, (0.02,), is_narrow=True),
         metadata=replace(usual.metadata, is_sluggish=True, rates={Fault.SLOW: SPILL_SLOW_RATE}),
         has_fleeting=False,
@@ -143,6 +148,7 @@ def _passing(usual: Theme) -> Theme:
         usual,
         name="passing",
         limits=_with(SMALL, SHORT_DEADLINES),
+        fetch_limits=SMALL_FETCHES,
         crowd=Crowd(24, 4, 1.0, (0.02, 0.3, 8.0), is_narrow=True, start_s_max=60.0, delivery_timeout_s=DELIVERY_TIMEOUT_S),
         kinds=UNTIMED,
         weather_s=usual.weather_s * 2,
@@ -160,6 +166,7 @@ def _churning(chance: random.Random, usual: Theme) -> Theme:
         usual,
         name="churning",
         limits=_with(SMALL, IMPATIENT),
+        fetch_limits=SMALL_FETCHES,
         crowd=Crowd(chance.randint(4, 6), 40, 0.1, (0.1, 0.3)),
         kinds=CHURN,
         weather_s=usual.weather_s / CHURN_HASTE,
@@ -177,6 +184,7 @@ def _stubborn(usual: Theme) -> Theme:
         usual,
         name="stubborn",
         limits=SHORTEST_WAIT,
+        fetch_limits=DEFAULT_FETCH_LIMITS,
         crowd=Crowd(8, 6, 1.0, (0.02,), is_narrow=True),
         kinds=OUTAGES,
         metadata=Temper(PROFILES["none"]),

@@ -175,6 +175,7 @@ class _World:
                 producer_expiration_ms=self._theme.expiration_ms,
                 skews_ms=self._theme.skews_ms,
                 inline=inline_of(self._seed),
+                fetch_limits=self._theme.fetch_limits,
             )
             self._ground = ground
             for broker_id in range(1, self._count + 1):

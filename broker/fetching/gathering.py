@@ -13,8 +13,8 @@ A control record that was not read in time is an error that clients repeat, neve
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
-from typing import Final
 
+from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from storage.errors import StorageError, without_frames
 from storage.formats.control import Control
 from storage.log.control_reads import ControlReads, failure_of
@@ -24,35 +24,6 @@ from storage.log.partition import PartitionLog
 from storage.log.read import Reader
 from storage.log.segments import Elsewhere
 from storage.log.tail import BatchRun
-
-LOOKED_AT_PER_STEP: Final = 500
-"""Partitions of a fetch of many between two steps: a few milliseconds."""
-SPARED_PER_STEP: Final = 32
-"""Partitions of a fetch whose bytes in memory are checked between two steps, whether they are taken or do not fit: mostly 0.1 ms each, but
-3 ms where a block is full of tiny batches. Tasks read the others, as what is not in memory."""
-READS_AT_ONCE: Final = 8
-"""Per fetch, not counting late reads."""
-READS_UNDER_WAY_MAX: Final = 16
-"""Per fetch, with late reads."""
-STORED_RUNS_MAX: Final = 64
-"""Runs from the object store in one response: a log of tiny objects is answered in several."""
-RUNS_PER_READ: Final = 16
-WORTH_A_READ_SHARE: Final = 1 / 32
-"""When less than this share of a response is left, and it has something, nothing more is read from the store for it. A GET for each of the
-other partitions, only to find that its first batch does not fit, would hold it up.
-"""
-GRACE_S: Final = 1.0
-"""How long a response that could go waits for a read of an object, as for a control record whose shard is not known to be silent.
-Several times what a GET takes on a busy machine: below it healthy partitions are answered empty (0.25 s was too little)."""
-WELL_FILLED_SHARE: Final = 1 / 4
-"""A share of what a response may hold."""
-MOMENT_S: Final = 0.01
-"""How long a response that is well filled waits for reads of objects, from the last that it began on: several times what a read of memory
-or a disk takes. A read that an earlier fetch has left, and whose bytes are gone again, has the whole grace, so that no partition is left
-for ever; and so has each while one more that is left could end another.
-"""
-PATIENCE_S: Final = 3.0
-"""How long a response with nothing in it waits for late ones, beyond the time that the client wants to wait."""
 
 
 class Wanted:
@@ -105,12 +76,6 @@ class Wanted:
         self.is_asked = self.is_cut = self.is_late = self.is_proven = self.is_queued = self.is_too_large = False
 
     @property
-    def late_s(self) -> float:
-        """When its flight has taken too long. One with records waits for those of all its flights together, or it would for each anew."""
-        assert self.flight is not None, "it has no flight"
-        return (self.reading_since_s if self.size_bytes else self.flight.began_s) + GRACE_S
-
-    @property
     def is_pending(self) -> bool:
         return self.read is not None or self.flight is not None
 
@@ -130,6 +95,7 @@ class Gathering:
         reader: Reader,
         control_reads: ControlReads,
         wake: Callable[[], None],
+        limits: FetchLimits = DEFAULT_FETCH_LIMITS,
     ) -> None:
         """`bytes_max` None: nothing is taken or read before `open`; until then it is only found out whether there is something.
 
@@ -150,9 +116,10 @@ class Gathering:
         self._reader = reader
         self._control_reads = control_reads
         self._wake = wake
+        self._limits = limits
         self._first: Wanted | None = None
         """The one that may take a batch that is larger than what is left."""
-        self._runs_left = STORED_RUNS_MAX
+        self._runs_left = limits.stored_runs_max
         self._spared_left = 0
         self._reading: dict[Wanted, None] = {}
         self._moment_end_s = began_s
@@ -181,7 +148,7 @@ class Gathering:
     def look(self, now_s: float) -> None:
         """Take what is there, and begin the reads that are needed and have room."""
         self._now_s = now_s
-        self._spared_left = SPARED_PER_STEP
+        self._spared_left = self._limits.spared_per_step
         for wanted in self._wanted:
             if wanted.error is None:
                 self._look(wanted, now_s)
@@ -190,9 +157,10 @@ class Gathering:
     def look_in_steps(self, now_s: float) -> Generator[None, None, None]:
         """As `look`, of many: iterated over to its end, it yields wherever a pause is in place."""
         self._now_s = now_s
-        for begin in range(0, len(self._wanted), LOOKED_AT_PER_STEP):
-            self._spared_left = SPARED_PER_STEP
-            for wanted in self._wanted[begin : begin + LOOKED_AT_PER_STEP]:
+        step = self._limits.looked_at_per_step
+        for begin in range(0, len(self._wanted), step):
+            self._spared_left = self._limits.spared_per_step
+            for wanted in self._wanted[begin : begin + step]:
                 if wanted.error is None:
                     self._look(wanted, now_s)
             yield
@@ -213,12 +181,12 @@ class Gathering:
 
     def may_leave(self) -> bool:
         """Whether the response goes now, as of the last `look`."""
-        now_s = self._now_s
+        now_s, patience_end_s = self._now_s, self._began_s + self._limits.empty_patience_s
         is_pending = is_something = is_enough = is_held = False
         size_bytes = 0
         for wanted in self._wanted:
             if wanted.read is not None or wanted.flight is not None or wanted.is_queued:
-                if not (wanted.is_late or (wanted.is_queued and now_s >= self._began_s + PATIENCE_S)):
+                if not (wanted.is_late or (wanted.is_queued and now_s >= patience_end_s)):
                     if wanted.read is not None or (wanted.flight is not None and wanted.flight.was_left and not wanted.flown):
                         return False
                     is_held = True
@@ -233,14 +201,19 @@ class Gathering:
         is_enough = is_enough or self._is_refused or size_bytes >= self._bytes_min
         if now_s < self._deadline_s and not is_enough:
             return False
-        return is_something or not is_pending or now_s >= max(self._deadline_s, self._began_s + PATIENCE_S)
+        return is_something or not is_pending or now_s >= max(self._deadline_s, patience_end_s)
+
+    def _late_s(self, wanted: Wanted) -> float:
+        """The time from which its flight is late. A partition with records has one grace for all its flights, rather than one for each."""
+        assert wanted.flight is not None, "it has no flight"
+        return (wanted.reading_since_s if wanted.size_bytes else wanted.flight.began_s) + self._limits.grace_s
 
     def _may_leave_reads(self) -> bool:
         return self._reader.flights.may_be_left([wanted.flight for wanted in self._reading if wanted.flight is not None])
 
     @property
     def _well_filled_bytes(self) -> float:
-        return max(1.0, self._bytes_max * WELL_FILLED_SHARE)  # nothing is not well filled, where nothing may be taken yet
+        return max(1.0, self._bytes_max * self._limits.well_filled_share)  # nothing is not well filled, where nothing may be taken yet
 
     @property
     def is_reading(self) -> bool:
@@ -250,18 +223,19 @@ class Gathering:
     def left_s(self) -> float:
         """How long nothing changes unless `wake` is called or a log moves."""
         now_s = self._now_s
-        ends = [end_s for end_s in (self._deadline_s, self._began_s + PATIENCE_S) if end_s > now_s][:1]
+        ends = [end_s for end_s in (self._deadline_s, self._began_s + self._limits.empty_patience_s) if end_s > now_s][:1]
         if self.is_reading:
-            ends += [wanted.late_s for wanted in self._reading if wanted.late_s > now_s]
-            ends.append(now_s + GRACE_S)
+            ends += [late_s for wanted in self._reading if (late_s := self._late_s(wanted)) > now_s]
+            ends.append(now_s + self._limits.grace_s)
             if self._moment_end_s > now_s:
                 ends.append(self._moment_end_s)
         return max(0.001, min(ends, default=now_s) - now_s)
 
     def fail_in_steps(self) -> Generator[None, None, None]:
         """What `close` tells those whose control record was not read in time, of many: a step is over wherever it yields."""
-        for begin in range(0, len(self._wanted), LOOKED_AT_PER_STEP):
-            for wanted in self._wanted[begin : begin + LOOKED_AT_PER_STEP]:
+        step = self._limits.looked_at_per_step
+        for begin in range(0, len(self._wanted), step):
+            for wanted in self._wanted[begin : begin + step]:
                 self._fail(wanted)
             yield
 
@@ -310,7 +284,7 @@ class Gathering:
             if not flight.is_done:
                 if len(flight.runs) > wanted.flown:
                     self._gather(wanted, now_s)
-                if wanted.flight is flight and not wanted.is_late and now_s >= wanted.late_s:
+                if wanted.flight is flight and not wanted.is_late and now_s >= self._late_s(wanted):
                     self._give_up_room(wanted)
                 return
         elif not wanted.is_queued and wanted.control is control and not (wanted.is_too_large and self._first is None and self._may_exceed):
@@ -407,6 +381,7 @@ class Gathering:
 
     def _must_read(self, wanted: Wanted, landed: Flight | None, offset: int, taken_bytes: int, *, at_least_one: bool, now_s: float) -> bool:
         """Whether `offset` is read now, or will be; False if what has `landed` says that there is no use, or the response has enough."""
+        limits = self._limits
         bytes_max = wanted.tried_bytes - taken_bytes
         if landed is not None and landed.end == offset:
             # What was too large for the room that others had left it then may fit by now.
@@ -415,26 +390,26 @@ class Gathering:
                 return False
         if self._runs_left <= 0:
             return False
-        worth_bytes = min(self._bytes_max * WORTH_A_READ_SHARE, wanted.bytes_max)
+        worth_bytes = min(self._bytes_max * limits.worth_a_read_share, wanted.bytes_max)
         if self._first is not None and not at_least_one and self._left_bytes - taken_bytes < worth_bytes:
             return False
-        if len(self._reading) >= READS_UNDER_WAY_MAX or sum(not other.is_late for other in self._reading) >= READS_AT_ONCE:
+        if len(self._reading) >= limits.reads_under_way_max or sum(not other.is_late for other in self._reading) >= limits.reads_at_once:
             wanted.is_queued = True
             return True
         flight = self._reader.flights.join(
             wanted.log,
             offset,
             bytes_max=bytes_max,
-            runs_max=min(RUNS_PER_READ, self._runs_left),
+            runs_max=min(limits.runs_per_read, self._runs_left),
             at_least_one=at_least_one,
             wake=self._wake,
         )
         self._joined[flight] = offset
-        self._moment_end_s = now_s + MOMENT_S
+        self._moment_end_s = now_s + limits.moment_s
         wanted.flight, wanted.flown = flight, 0
         wanted.reading_since_s = min(wanted.reading_since_s, flight.began_s)
         self._reading[wanted] = None
-        wanted.is_late = now_s >= wanted.late_s
+        wanted.is_late = now_s >= self._late_s(wanted)
         return True
 
 

@@ -11,12 +11,12 @@ import contextlib
 from collections.abc import Generator, Sequence
 from typing import Final, Self
 
+from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from runtime.clock import Clock
 from storage.log.control_reads import ControlReads
 from storage.log.partition import PartitionLog, Partitions
 from storage.metadata.port import MetadataStore
 
-POLL_S: Final = 0.1
 TRUSTED_POLL_S: Final = 1.0
 OWN_HINT_S: Final = 0.005
 """How long a hint waits for the end of a commit of this broker that may explain it."""
@@ -106,10 +106,12 @@ class Waiters:
         partitions: Partitions,
         control_reads: ControlReads,
         clock: Clock,
-        trusted_poll_s: float = POLL_S,
+        trusted_poll_s: float | None = None,
+        limits: FetchLimits = DEFAULT_FETCH_LIMITS,
     ) -> None:
         """`trusted_poll_s`: how often partitions are polled whose hints arrive; as often as all others if it is not given."""
-        self._trusted_poll_s = trusted_poll_s
+        self._poll_s = limits.poll_s
+        self._trusted_poll_s = limits.poll_s if trusted_poll_s is None else trusted_poll_s
         self._metadata = metadata
         self._partitions = partitions
         self._control_reads = control_reads
@@ -136,7 +138,7 @@ class Waiters:
     async def run(self) -> None:
         """Until cancelled."""
         subscription = self._metadata.subscribe(self._hear)
-        poll_at_s = self._clock.monotonic_s() + POLL_S
+        poll_at_s = self._clock.monotonic_s() + self._poll_s
         poll_all_at_s = self._clock.monotonic_s() + self._trusted_poll_s
         try:
             while True:
@@ -148,8 +150,8 @@ class Waiters:
                 polled: dict[int, dict[PartitionLog, int]] = {}
                 now_s = self._clock.monotonic_s()
                 if now_s >= poll_at_s:
-                    poll_at_s = now_s + POLL_S
-                    is_full = now_s >= poll_all_at_s or self._trusted_poll_s <= POLL_S
+                    poll_at_s = now_s + self._poll_s
+                    is_full = now_s >= poll_all_at_s or self._trusted_poll_s <= self._poll_s
                     for log, shard in self._waited.shards.items():
                         if shard in self._asked or log in hinted.get(shard, ()) or not (is_full or shard not in self._trusted):
                             continue

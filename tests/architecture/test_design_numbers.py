@@ -6,8 +6,8 @@ from typing import Final
 import pytest
 
 from broker.coordination.rendezvous import COORDINATOR_SLOTS
-from broker.fetching.gathering import GRACE_S, PATIENCE_S, READS_AT_ONCE
-from broker.fetching.waiters import POLL_S, TRUSTED_POLL_S
+from broker.fetching.limits import DEFAULT_FETCH_LIMITS
+from broker.fetching.waiters import TRUSTED_POLL_S
 from compactor.tidy_plan import DEAD_WRITERS_MAX, TidyPolicy
 from storage.catalog.brokers import SESSION_TIMEOUT_MS
 from storage.catalog.producer_ids import BLOCK_IDS
@@ -54,10 +54,10 @@ TOLD: Final = [
     ("commit", f"in the last {2 * STRANGERS_WAIT_S:g} s: that one comes again"),
     ("commit", f"up to {FORMER_MAX} former topics"),
     ("commit", f"for {UNKNOWN_PATIENCE_S:g} s at most; where they take longer"),
-    ("reading", f"longer than {GRACE_S:g} s is *late*"),
-    ("reading", f"waits up to {PATIENCE_S:g} s longer"),
-    ("reading", f"Up to {WORDS[READS_AT_ONCE]} are read at once"),
-    ("reading", f"every {POLL_S * 1_000:g} ms"),
+    ("reading", f"longer than {DEFAULT_FETCH_LIMITS.grace_s:g} s is *late*"),
+    ("reading", f"waits up to {DEFAULT_FETCH_LIMITS.empty_patience_s:g} s longer"),
+    ("reading", f"Up to {WORDS[DEFAULT_FETCH_LIMITS.reads_at_once]} are read at once"),
+    ("reading", f"every {DEFAULT_FETCH_LIMITS.poll_s * 1_000:g} ms"),
     ("reading", f"up to {WORDS[STREAMS_MAX]} nodes of Oxia"),
     ("reading", f"{SCAN_S:g} s at most"),
     ("reading", f"up to {RECORDS_WALKED_MAX:,} records"),

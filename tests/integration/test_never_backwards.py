@@ -3,9 +3,7 @@
 import asyncio
 import random
 
-import pytest
-
-from broker.fetching import gathering
+from broker.fetching.limits import FetchLimits
 from tests.integration.test_membership import create
 from tests.kit.async_client import AsyncClient, parse_listed, parse_read
 from tests.kit.clustering import Member, SharedStores, running_cluster, shared_stores
@@ -19,14 +17,12 @@ PARTITIONS_EACH = 20
 BATCH = bytes(record_batch(b"x"))
 
 
-async def test_what_one_broker_acknowledged_another_shows_at_once(
-    shared_stores: SharedStores | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_one_broker_acknowledged_another_shows_at_once(shared_stores: SharedStores | None) -> None:
     # A fetch answers a partition empty, and truthfully, whose GET takes longer than that: on a busy machine some do.
-    monkeypatch.setattr(gathering, "GRACE_S", 30.0)
+    fetch_limits = FetchLimits(grace_s=30.0)
     checked = 0
     async with running_cluster(shared=shared_stores) as cluster:
-        members = [await cluster.join() for _ in range(3)]
+        members = [await cluster.join(fetch_limits=fetch_limits) for _ in range(3)]
         await create(members[0], "t", partitions=WORKERS * PARTITIONS_EACH)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_check(members, worker)) for worker in range(WORKERS)]

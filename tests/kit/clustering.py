@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from broker.assembly import Broker, open_broker
+from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.leadership import Leadership
 from process.settings.listeners import HttpAddress, Listener
 from process.settings.model import Settings
@@ -129,6 +130,7 @@ class Cluster:
         http_port: int = 0,
         roles: str = "produce,consume,groups,admin",
         wrap: Wrap = _unchanged,
+        fetch_limits: FetchLimits = DEFAULT_FETCH_LIMITS,
     ) -> Member:
         """One more broker, when it is listed. `http_port`: where it says its HTTP API is; 0: nowhere.
 
@@ -159,7 +161,11 @@ class Cluster:
         async def live() -> None:
             try:
                 async with open_broker(
-                    settings, announce=_say_nothing, stores=None if self.shared else stores, leadership=leadership
+                    settings,
+                    announce=_say_nothing,
+                    stores=None if self.shared else stores,
+                    leadership=leadership,
+                    fetch_limits=fetch_limits,
                 ) as broker:
                     opened.set_result(broker)
                     await left.wait()

@@ -23,14 +23,15 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from broker.fetching.gathering import Gathering, Wanted, needs_refresh
+from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.fetching.preferred_replicas import Fetcher, Near, PreferredReplicas
 from broker.fetching.waiters import Waiters
 from broker.handling.errors import error_code_of
-from broker.protocol.fetch import PARTITIONS_PER_STEP, TOPIC_IDS_MINIMUM, FetchedPartition, FetchPartition, FetchRequest, FetchResponse
+from broker.protocol.fetch import TOPIC_IDS_MINIMUM, FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from broker.responses import TASTE_BYTES, Room
 from runtime.clock import Clock
 from runtime.turns import Turns, in_turns
-from storage.catalog.topics import PATIENCE_S, Topic, Topics
+from storage.catalog.topics import Topic, Topics
 from storage.errors import NotFound, OffsetOutOfRange, StorageError, Unavailable
 from storage.limits import FETCH_RESPONSE_BYTES_MAX, MIB
 from storage.log.control_reads import ControlReads
@@ -41,13 +42,8 @@ from storage.vocabulary import PartitionId, TopicId
 
 FULL_FETCH_EPOCHS: Final = (0, -1)
 """Epochs of a request that begins a session or does without: it names all its partitions (KIP-227)."""
-FETCH_WAIT_S_MAX: Final = 300.0
 RACKS_MINIMUM: Final = 11
 """The first version that names the reader's rack, and may be answered with a broker to read from."""
-REFRESH_PATIENCE_S: Final = 3.0
-"""How long a request with other partitions to answer waits for a topic, a control record or room."""
-PARTITIONS_WAITING_MAX: Final = 500_000
-"""Partitions in all requests under way, about 150 MiB of values. Above it no request waits, above its double none is served."""
 PINNED_BYTES_MAX: Final = FETCH_RESPONSE_BYTES_MAX + 4 * MIB
 """Memory that one response may keep alive: a batch that was kept where the socket put it keeps the whole frame it came in."""
 
@@ -77,7 +73,9 @@ class Fetch:
         waiters: Waiters,
         clock: Clock,
         replicas: PreferredReplicas | None = None,
+        limits: FetchLimits = DEFAULT_FETCH_LIMITS,
     ) -> None:
+        self.limits = limits
         self._topics = topics
         self._partitions = partitions
         self._control_reads = control_reads
@@ -98,9 +96,9 @@ class Fetch:
         if request.session_epoch not in FULL_FETCH_EPOCHS:
             return FetchResponse((), error_code=ErrorCode.fetch_session_id_not_found)
         if self._partitions.refused is not None:
-            asked = await _once_each(request.partitions)
+            asked = await _once_each(request.partitions, per_step=self.limits.partitions_per_step)
             return FetchResponse([FetchedPartition(one.topic, one.partition, ErrorCode.kafka_storage_error) for one in asked])
-        if self._partitions_under_way + len(request.partitions) > 2 * PARTITIONS_WAITING_MAX:
+        if self._partitions_under_way + len(request.partitions) > 2 * self.limits.partitions_waiting_max:
             raise Unavailable(
                 f"too many partitions are being fetched: under_way={self._partitions_under_way} wanted={len(request.partitions)}"
             )
@@ -111,14 +109,14 @@ class Fetch:
             self._partitions_under_way -= len(request.partitions)
 
     async def _handle(self, request: FetchRequest, version: int, client: Fetcher | None, room: Room | None) -> FetchResponse:
-        began_s = self._clock.monotonic_s()
+        began_s, per_step = self._clock.monotonic_s(), self.limits.partitions_per_step
         asked: Sequence[FetchPartition] = request.partitions
-        if len(asked) > PARTITIONS_PER_STEP:
-            asked = await _once_each(asked)
+        if len(asked) > per_step:
+            asked = await _once_each(asked, per_step=per_step)
         targets = await self._resolve(asked, version)
         if not targets:
             return FetchResponse([])
-        if len(targets) > PARTITIONS_PER_STEP:
+        if len(targets) > per_step:
             await asyncio.sleep(0)
         if (
             self._replicas is not None
@@ -143,12 +141,12 @@ class Fetch:
             wanted = await self._gather(targets, request, began_s, room, client)
             room.keep(_pinned_bytes(wanted, copied_above_bytes=PINNED_BYTES_MAX))
         by_id = version >= TOPIC_IDS_MINIMUM
-        if len(targets) <= PARTITIONS_PER_STEP:
+        if len(targets) <= per_step:
             return FetchResponse([self._answer(target, request.isolation_level, by_id=by_id) for target in targets])
         answers: list[FetchedPartition] = []
-        for begin in range(0, len(targets), PARTITIONS_PER_STEP):
+        for begin in range(0, len(targets), per_step):
             await asyncio.sleep(0)
-            part = targets[begin : begin + PARTITIONS_PER_STEP]
+            part = targets[begin : begin + per_step]
             answers += [self._answer(target, request.isolation_level, by_id=by_id) for target in part]
         return FetchResponse(answers)
 
@@ -171,11 +169,13 @@ class Fetch:
         for none.
         """
         wanted = _left(targets)
-        may_wait = request.max_wait_ms > 0 and self._partitions_under_way <= PARTITIONS_WAITING_MAX and not self._partitions.is_crowded
-        is_wide = len(wanted) > PARTITIONS_PER_STEP
+        may_wait = (
+            request.max_wait_ms > 0 and self._partitions_under_way <= self.limits.partitions_waiting_max and not self._partitions.is_crowded
+        )
+        is_wide = len(wanted) > self.limits.partitions_per_step
         wait = self._waiters.wait([one.log for one in wanted])
         bytes_max = min(max(request.max_bytes, 0), FETCH_RESPONSE_BYTES_MAX)
-        deadline_s = began_s + (min(request.max_wait_ms / 1_000, FETCH_WAIT_S_MAX) if may_wait else 0.0)
+        deadline_s = began_s + (min(request.max_wait_ms / 1_000, self.limits.fetch_wait_s_max) if may_wait else 0.0)
         now_s = self._clock.monotonic_s()  # much later than it began, if its topics had to be read
         gathering = Gathering(
             wanted,
@@ -188,6 +188,7 @@ class Fetch:
             reader=self._reader,
             control_reads=self._control_reads,
             wake=wait.wake,
+            limits=self.limits,
         )
         try:
             if is_wide:
@@ -241,7 +242,7 @@ class Fetch:
         """Wait for room before the first record is taken. False if none came in time: the answer has no records."""
         if room is None or not gathering.wants_room:
             return True
-        patience_s = max(deadline_s - self._clock.monotonic_s(), REFRESH_PATIENCE_S)
+        patience_s = max(deadline_s - self._clock.monotonic_s(), self.limits.refresh_patience_s)
         granted_bytes = await room.to_read(bytes_max, patience_s)
         if granted_bytes:
             gathering.open(min(bytes_max, granted_bytes), is_strict=room.is_tasting)
@@ -255,7 +256,7 @@ class Fetch:
         by_log = {target.wanted.log: target for target in targets if target.wanted is not None}
         now_s = self._clock.monotonic_s()
         stale = [log for log, target in by_log.items() if needs_refresh(log, target.asked.fetch_offset, now_s)]
-        failed = await self._control_reads.refresh_each(stale, patience_s=REFRESH_PATIENCE_S, silent_patience_s=0.0)
+        failed = await self._control_reads.refresh_each(stale, patience_s=self.limits.refresh_patience_s, silent_patience_s=0.0)
         for target in targets:
             if target.wanted is None or target.wanted.log in failed or (broker_id := near(target.wanted.log.partition)) is None:
                 continue
@@ -266,23 +267,23 @@ class Fetch:
                 continue  # `_gather` comes to the same end, and answers it
 
     async def _resolve(self, partitions: Sequence[FetchPartition], version: int) -> list[Target]:
-        by_id = version >= TOPIC_IDS_MINIMUM
+        by_id, per_step = version >= TOPIC_IDS_MINIMUM, self.limits.partitions_per_step
         unknown = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
         topics: dict[str, Topic] = {}
         missing: set[str] = set()
         doubtful: dict[str, str] = {}
-        if len(partitions) <= PARTITIONS_PER_STEP:
+        if len(partitions) <= per_step:
             self._find_cached(partitions, topics, missing, doubtful, by_id=by_id)
         else:
-            for begin in range(0, len(partitions), PARTITIONS_PER_STEP):
-                self._find_cached(partitions[begin : begin + PARTITIONS_PER_STEP], topics, missing, doubtful, by_id=by_id)
+            for begin in range(0, len(partitions), per_step):
+                self._find_cached(partitions[begin : begin + per_step], topics, missing, doubtful, by_id=by_id)
                 await asyncio.sleep(0)
         unread: StorageError | None = None
         if missing or doubtful:
             topics, unread = await self._find_others(topics, missing, doubtful, by_id=by_id)
         targets: list[Target] = []
         for asked in partitions:
-            if targets and len(targets) % PARTITIONS_PER_STEP == 0:
+            if targets and len(targets) % per_step == 0:
                 await asyncio.sleep(0)
             topic = topics.get(asked.topic)
             if topic is None:
@@ -317,7 +318,7 @@ class Fetch:
         """Read topics that the cache misses or contradicts, and add them to `found`. Also returns why a topic could not be read."""
         unread: StorageError | None = None
         # Without other partitions to answer there is no hurry.
-        patience_s = REFRESH_PATIENCE_S if found.keys() - doubtful.keys() else PATIENCE_S
+        patience_s = self.limits.refresh_patience_s if found.keys() - doubtful.keys() else self.limits.topics_patience_s
         if missing:
             try:
                 if by_id:
@@ -376,10 +377,10 @@ class Fetch:
             self._topics.forget(topic.name)
 
 
-async def _once_each(partitions: Sequence[FetchPartition]) -> list[FetchPartition]:
+async def _once_each(partitions: Sequence[FetchPartition], *, per_step: int) -> list[FetchPartition]:
     """Keep the last entry for a partition that is named more than once, in the place of the first, as Kafka does."""
     latest: dict[tuple[str, int], FetchPartition] = {}
-    turns = Turns(PARTITIONS_PER_STEP)
+    turns = Turns(per_step)
     for asked in partitions:
         latest[asked.topic, asked.partition] = asked
         await turns.spent()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker.fetching import gathering
 from broker.fetching.gathering import Gathering, Wanted
+from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from storage.errors import Corrupt
 from storage.formats.segment import segment_key
 from storage.log import segments
@@ -51,7 +51,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-def begin(broker: Rig, *wanted: Wanted, bytes_max: int | None = 1 << 20) -> Gathering:
+def begin(broker: Rig, *wanted: Wanted, bytes_max: int | None = 1 << 20, limits: FetchLimits = DEFAULT_FETCH_LIMITS) -> Gathering:
     return Gathering(
         wanted,
         bytes_max=bytes_max,
@@ -62,11 +62,12 @@ def begin(broker: Rig, *wanted: Wanted, bytes_max: int | None = 1 << 20) -> Gath
         reader=broker.parts.reader,
         control_reads=broker.parts.control_reads,
         wake=lambda: None,
+        limits=limits,
     )
 
 
-def gather(broker: Rig, *wanted: Wanted, bytes_max: int = 1 << 20) -> Gathering:
-    made = begin(broker, *wanted, bytes_max=bytes_max)
+def gather(broker: Rig, *wanted: Wanted, bytes_max: int = 1 << 20, limits: FetchLimits = DEFAULT_FETCH_LIMITS) -> Gathering:
+    made = begin(broker, *wanted, bytes_max=bytes_max, limits=limits)
     made.look(0.0)
     return made
 
@@ -120,10 +121,9 @@ async def test_a_batch_that_is_too_large_for_what_others_left_is_not_read(broker
     assert checked == [0]
 
 
-async def test_an_answer_has_so_many_runs_at_most(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "STORED_RUNS_MAX", 1)
+async def test_an_answer_has_so_many_runs_at_most(broker: Rig) -> None:
     wanted = want(broker)
-    made = gather(broker, wanted)
+    made = gather(broker, wanted, limits=FetchLimits(stored_runs_max=1))
 
     assert made.may_leave()
     assert found(wanted) == b"".join(BATCHES[:6]), "the second segment would be another run"
@@ -184,12 +184,10 @@ async def test_what_was_read_is_taken_wherever_it_lies_before_what_was_taken_fir
 
 @pytest.mark.parametrize("is_wide", [False, True])
 async def test_in_one_step_the_bytes_of_so_many_partitions_are_checked_whether_they_fit_or_not(
-    broker: Rig, checked: list[int], monkeypatch: pytest.MonkeyPatch, is_wide: bool
+    broker: Rig, checked: list[int], is_wide: bool
 ) -> None:
-    monkeypatch.setattr(gathering, "SPARED_PER_STEP", 3)
-    monkeypatch.setattr(gathering, "LOOKED_AT_PER_STEP", 10)
     first, others = want(broker, 0, 2 * SIZE), [want(broker, 1, SIZE - 1) for _ in range(19)]
-    made = begin(broker, first, *others)
+    made = begin(broker, first, *others, limits=FetchLimits(spared_per_step=3, looked_at_per_step=10))
     if is_wide:
         assert [len(checked) for _ in made.look_in_steps(0.0)] == [3, 6]
     else:
@@ -205,18 +203,16 @@ async def test_in_one_step_the_bytes_of_so_many_partitions_are_checked_whether_t
 
 
 @pytest.mark.parametrize(("left_bytes", "is_read"), [(SIZE // 2, True), (SIZE // 2 - 1, False)])
-async def test_of_a_response_that_is_nearly_full_the_rest_is_worth_no_read(
-    broker: Rig, monkeypatch: pytest.MonkeyPatch, left_bytes: int, is_read: bool
-) -> None:
+async def test_of_a_response_that_is_nearly_full_the_rest_is_worth_no_read(broker: Rig, left_bytes: int, is_read: bool) -> None:
     """A GET for each of the other partitions, only to see that its first batch does not fit, would hold it up."""
     bytes_max = 2 * SIZE + left_bytes
-    monkeypatch.setattr(gathering, "WORTH_A_READ_SHARE", SIZE / 2 / (2 * SIZE + SIZE // 2))
+    limits = FetchLimits(worth_a_read_share=SIZE / 2 / (2 * SIZE + SIZE // 2))
     first, other, only = want(broker, 0, 2 * SIZE), want(broker, 6), want(broker, 6)
-    made = begin(broker, first, other, bytes_max=2 * SIZE + SIZE // 2 if is_read else bytes_max)
+    made = begin(broker, first, other, bytes_max=2 * SIZE + SIZE // 2 if is_read else bytes_max, limits=limits)
     broker.parts.reader.segments.drop(IDS[1])  # its footer has to be read again
     made.look(0.0)
     reads = len(broker.parts.reader.flights)
-    alone = gather(broker, only, bytes_max=1)
+    alone = gather(broker, only, bytes_max=1, limits=limits)
 
     assert (reads, other.is_too_large) == ((1, False) if is_read else (0, True))
     assert len(broker.parts.reader.flights) == reads + 1, "the only one is read, however little it may have"
@@ -244,7 +240,7 @@ async def test_a_fetch_that_is_hurried_late_in_its_wait_still_waits_for_its_read
     fetch.hurry()
 
     assert not fetch.may_leave()
-    assert fetch.left_s() == pytest.approx(gathering.GRACE_S - 0.05)
+    assert fetch.left_s() == pytest.approx(DEFAULT_FETCH_LIMITS.grace_s - 0.05)
     wanted.flight = None
     assert fetch.may_leave()
 

@@ -4,10 +4,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-
-from broker.fetching import waiters as waiters_module
-from broker.fetching.waiters import Waiters
+from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
+from broker.fetching.waiters import OWN_HINT_S, Waiters
 from runtime.clock import Clock, SystemClock
 from runtime.supervision import Nursery
 from sim.loop import VirtualClock, VirtualLoop
@@ -87,20 +85,24 @@ class Waiting:
 
 
 @contextlib.asynccontextmanager
-async def waiting(*, trusted_poll_s: float = waiters_module.POLL_S, clock: Clock | None = None) -> AsyncIterator[Waiting]:
+async def waiting(
+    *, poll_s: float = DEFAULT_FETCH_LIMITS.poll_s, trusted_poll_s: float = DEFAULT_FETCH_LIMITS.poll_s, clock: Clock | None = None
+) -> AsyncIterator[Waiting]:
     store, partitions, clock = FakeStore(), Partitions(), clock or SystemClock()
     anything: Any = store
-    waiters = Waiters(metadata=anything, partitions=partitions, control_reads=anything, clock=clock, trusted_poll_s=trusted_poll_s)
+    waiters = Waiters(
+        metadata=anything,
+        partitions=partitions,
+        control_reads=anything,
+        clock=clock,
+        trusted_poll_s=trusted_poll_s,
+        limits=FetchLimits(poll_s=poll_s),
+    )
     async with Nursery() as nursery:
         nursery.spawn(waiters.run(), name="waiters")
         await asyncio.sleep(0)
         yield Waiting(store, partitions, waiters, clock)
     assert store.callback is None, "who stops listening says so"
-
-
-@pytest.fixture
-def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiters_module, "POLL_S", LONG_S)
 
 
 async def rounds(store: FakeStore, count: int) -> None:
@@ -109,16 +111,16 @@ async def rounds(store: FakeStore, count: int) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_wait_ends_when_one_of_its_partitions_moves(no_poll: None) -> None:
-    async with waiting() as broker, asyncio.timeout(SOON_S):
+async def test_a_wait_ends_when_one_of_its_partitions_moves() -> None:
+    async with waiting(poll_s=LONG_S) as broker, asyncio.timeout(SOON_S):
         with broker.waiters.wait([broker.log(0), broker.log(1)]) as wait:
             broker.log(1).readers.wake()
 
             assert await wait.moved(LONG_S)
 
 
-async def test_a_wait_ends_with_its_time_and_only_a_new_move_ends_the_next(no_poll: None) -> None:
-    async with waiting() as broker, asyncio.timeout(SOON_S):
+async def test_a_wait_ends_with_its_time_and_only_a_new_move_ends_the_next() -> None:
+    async with waiting(poll_s=LONG_S) as broker, asyncio.timeout(SOON_S):
         with broker.waiters.wait([broker.log(0)]) as wait:
             broker.log(0).readers.wake()
             broker.log(0).readers.wake()
@@ -129,16 +131,16 @@ async def test_a_wait_ends_with_its_time_and_only_a_new_move_ends_the_next(no_po
         assert (first, second, third) == (True, False, True)
 
 
-async def test_a_move_of_another_partition_ends_nothing(no_poll: None) -> None:
-    async with waiting() as broker:
+async def test_a_move_of_another_partition_ends_nothing() -> None:
+    async with waiting(poll_s=LONG_S) as broker:
         with broker.waiters.wait([broker.log(0)]) as wait:
             broker.log(1).readers.wake()
 
             assert not await wait.moved(0.001)
 
 
-async def test_all_who_wait_for_a_partition_are_woken(no_poll: None) -> None:
-    async with waiting() as broker, asyncio.timeout(SOON_S):
+async def test_all_who_wait_for_a_partition_are_woken() -> None:
+    async with waiting(poll_s=LONG_S) as broker, asyncio.timeout(SOON_S):
         with broker.waiters.wait([broker.log(0)]) as one, broker.waiters.wait([broker.log(0)]) as other:
             broker.log(0).readers.wake()
 
@@ -162,8 +164,8 @@ async def test_who_leaves_is_forgotten_and_the_others_stay() -> None:
         assert not broker.waiters._waited.shards
 
 
-async def test_a_hint_about_a_partition_that_somebody_waits_for_is_followed_at_once(no_poll: None) -> None:
-    async with waiting() as broker, asyncio.timeout(SOON_S):
+async def test_a_hint_about_a_partition_that_somebody_waits_for_is_followed_at_once() -> None:
+    async with waiting(poll_s=LONG_S) as broker, asyncio.timeout(SOON_S):
         broker.store.moves.add(broker.log(0))
         with broker.waiters.wait([broker.log(0), broker.log(1)]) as wait:
             broker.store.hint(broker.log(0))
@@ -172,8 +174,8 @@ async def test_a_hint_about_a_partition_that_somebody_waits_for_is_followed_at_o
             assert broker.store.refreshed == [{broker.log(0)}]
 
 
-async def test_hints_about_other_partitions_are_not_followed(no_poll: None) -> None:
-    async with waiting() as broker:
+async def test_hints_about_other_partitions_are_not_followed() -> None:
+    async with waiting(poll_s=LONG_S) as broker:
         with broker.waiters.wait([broker.log(0)]):
             broker.store.hint(broker.log(1))
             assert broker.store.callback is not None
@@ -184,8 +186,8 @@ async def test_hints_about_other_partitions_are_not_followed(no_poll: None) -> N
         assert broker.store.refreshed == [{broker.log(0)}]
 
 
-async def test_hints_that_come_together_are_followed_together(no_poll: None) -> None:
-    async with waiting() as broker:
+async def test_hints_that_come_together_are_followed_together() -> None:
+    async with waiting(poll_s=LONG_S) as broker:
         logs = {broker.log(number) for number in range(5)}
         with broker.waiters.wait(list(logs)):
             for log in [*logs, *logs]:
@@ -196,11 +198,11 @@ async def test_hints_that_come_together_are_followed_together(no_poll: None) -> 
         assert broker.store.refreshed == [logs]
 
 
-def test_the_hint_of_a_commit_of_this_broker_is_not_followed(no_poll: None) -> None:
+def test_the_hint_of_a_commit_of_this_broker_is_not_followed() -> None:
     """It comes before the answer, which explains it. In virtual time: the answer is there within 5 ms, however busy the machine is."""
 
     async def play() -> None:
-        async with waiting(clock=VirtualClock(asyncio.get_running_loop())) as broker:
+        async with waiting(poll_s=LONG_S, clock=VirtualClock(asyncio.get_running_loop())) as broker:
             own, other = broker.log(0), broker.log(1)
             own.observe(Control(), 1)
             with broker.waiters.wait([own, other]):
@@ -209,7 +211,7 @@ def test_the_hint_of_a_commit_of_this_broker_is_not_followed(no_poll: None) -> N
                 await asyncio.sleep(0)
                 own.advance(Control(), own.seen.version + 1)
                 own.lane.is_busy = False
-                await asyncio.sleep(2 * waiters_module.OWN_HINT_S)
+                await asyncio.sleep(2 * OWN_HINT_S)
                 broker.store.hint(other)
                 await rounds(broker.store, 1)
 
@@ -219,8 +221,8 @@ def test_the_hint_of_a_commit_of_this_broker_is_not_followed(no_poll: None) -> N
         runner.run(play())
 
 
-async def test_the_hint_of_another_brokers_commit_waits_for_one_of_this_broker_and_not_for_long(no_poll: None) -> None:
-    async with waiting() as broker:
+async def test_the_hint_of_another_brokers_commit_waits_for_one_of_this_broker_and_not_for_long() -> None:
+    async with waiting(poll_s=LONG_S) as broker:
         log = broker.log(0)
         log.observe(Control(), 1)
         with broker.waiters.wait([log]):
@@ -233,7 +235,7 @@ async def test_the_hint_of_another_brokers_commit_waits_for_one_of_this_broker_a
             broker.store.hint(log)
             await rounds(broker.store, 2)
 
-    assert waited_s >= waiters_module.OWN_HINT_S
+    assert waited_s >= OWN_HINT_S
     assert broker.store.refreshed == [{log}, {log}], "an own commit explains no hint of a later one"
 
 
@@ -247,9 +249,8 @@ async def test_without_hints_the_partitions_waited_for_are_asked_about_again_and
             assert all(asked == {broker.log(0)} for asked in broker.store.refreshed)
 
 
-async def test_a_stream_of_hints_does_not_put_off_the_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiters_module, "POLL_S", 0.02)
-    async with waiting() as broker, asyncio.timeout(SOON_S):
+async def test_a_stream_of_hints_does_not_put_off_the_poll() -> None:
+    async with waiting(poll_s=0.02) as broker, asyncio.timeout(SOON_S):
         with broker.waiters.wait([broker.log(0), broker.log(1)]):
             while {broker.log(0), broker.log(1)} not in broker.store.refreshed:
                 broker.store.hint(broker.log(0))
@@ -258,18 +259,16 @@ async def test_a_stream_of_hints_does_not_put_off_the_poll(monkeypatch: pytest.M
         assert {broker.log(0)} in broker.store.refreshed
 
 
-async def test_nobody_is_asked_about_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiters_module, "POLL_S", 0.001)
-    async with waiting() as broker:
+async def test_nobody_is_asked_about_when_nobody_waits() -> None:
+    async with waiting(poll_s=0.001) as broker:
         broker.log(0)
         await asyncio.sleep(0.02)
 
         assert broker.store.refreshed == []
 
 
-async def test_a_store_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiters_module, "POLL_S", 0.001)
-    async with waiting() as broker, asyncio.timeout(SOON_S):
+async def test_a_store_that_does_not_answer_is_asked_again() -> None:
+    async with waiting(poll_s=0.001) as broker, asyncio.timeout(SOON_S):
         broker.store.fails = True
         with broker.waiters.wait([broker.log(0)]) as wait:
             await rounds(broker.store, 3)
@@ -279,9 +278,8 @@ async def test_a_store_that_does_not_answer_is_asked_again(monkeypatch: pytest.M
             assert await wait.moved(LONG_S)
 
 
-async def test_partitions_of_a_shard_whose_hints_arrive_are_polled_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiters_module, "POLL_S", 0.001)
-    async with waiting(trusted_poll_s=LONG_S) as broker:
+async def test_partitions_of_a_shard_whose_hints_arrive_are_polled_rarely() -> None:
+    async with waiting(poll_s=0.001, trusted_poll_s=LONG_S) as broker:
         with broker.waiters.wait([broker.log(0), broker.log(1)]):
             broker.store.hint(broker.log(0))
             await rounds(broker.store, 10)
@@ -290,9 +288,8 @@ async def test_partitions_of_a_shard_whose_hints_arrive_are_polled_rarely(monkey
         assert broker.store.refreshed[2:10] == [{broker.log(1)}] * 8
 
 
-async def test_a_shard_is_polled_often_again_when_a_poll_finds_what_no_hint_had_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiters_module, "POLL_S", 0.001)
-    async with waiting(trusted_poll_s=0.3) as broker, asyncio.timeout(SOON_S):
+async def test_a_shard_is_polled_often_again_when_a_poll_finds_what_no_hint_had_told() -> None:
+    async with waiting(poll_s=0.001, trusted_poll_s=0.3) as broker, asyncio.timeout(SOON_S):
         log = broker.log(0)
         log.observe(Control(), 1)
         with broker.waiters.wait([log]):
@@ -308,10 +305,9 @@ async def test_a_shard_is_polled_often_again_when_a_poll_finds_what_no_hint_had_
         assert took_s < 0.3 * 18, "a trusted shard would have been polled 18 times in so long"
 
 
-async def test_what_is_read_anew_after_it_was_forgotten_says_nothing_of_hints(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_read_anew_after_it_was_forgotten_says_nothing_of_hints() -> None:
     """Its version is remembered, and nobody listened to hints of it meanwhile."""
-    monkeypatch.setattr(waiters_module, "POLL_S", 0.001)
-    async with waiting(trusted_poll_s=0.01) as broker, asyncio.timeout(SOON_S):
+    async with waiting(poll_s=0.001, trusted_poll_s=0.01) as broker, asyncio.timeout(SOON_S):
         log = broker.log(0)
         log.seen.version = 7
         broker.store.moves.add(log)
@@ -335,9 +331,8 @@ async def test_a_deletion_ends_a_wait() -> None:
             assert await wait.moved(LONG_S)
 
 
-async def test_a_silent_shard_is_asked_once_and_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiters_module, "POLL_S", 0.001)
-    async with waiting() as broker, asyncio.timeout(SOON_S):
+async def test_a_silent_shard_is_asked_once_and_holds_up_no_other() -> None:
+    async with waiting(poll_s=0.001) as broker, asyncio.timeout(SOON_S):
         broker.store.silent = {0}
         with broker.waiters.wait([broker.log(0)]), broker.waiters.wait([broker.log(1)]) as wait:
             await rounds(broker.store, 5)

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.fetching.waiters import Waiters
 from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import NOTHING_UNREAD, Produce
@@ -63,6 +64,8 @@ class Node:
     produce: Produce
     fetch: Fetch
     clock: RecordTimes
+    make_fetch: Callable[[FetchLimits], Fetch]
+    """Another handler of fetches over the same parts, with other limits."""
 
     async def create(self, name: str, *, partition_count: int = 1, **configs: str) -> Topic:
         named = {key.replace("_", "."): value for key, value in configs.items()}
@@ -159,6 +162,7 @@ async def node(
     replicas: Any = None,
     blocking: Blocking | None = None,
     reads_records: bool = False,
+    fetch_limits: FetchLimits = DEFAULT_FETCH_LIMITS,
 ) -> AsyncIterator[Node]:
     """`is_deaf`: no hint about other brokers' commits arrives."""
     stores = stores or Stores()
@@ -167,9 +171,29 @@ async def node(
         metadata: Any = Deaf(log.metadata) if is_deaf else log.metadata
         parts = log.parts
         topics = Topics(metadata, clock=SystemClock(), ids=IdSource(clock=clock), entropy=no_jitter)
-        waiters = Waiters(metadata=metadata, partitions=parts.partitions, control_reads=parts.control_reads, clock=SystemClock())
+        waiters = Waiters(
+            metadata=metadata, partitions=parts.partitions, control_reads=parts.control_reads, clock=SystemClock(), limits=fetch_limits
+        )
         nursery.spawn(waiters.run(), name="waiters")
-        recompression = Recompression(blocking=blocking or InlineBlocking(), nursery=nursery, clock=SystemClock(), telemetry=Telemetry())
+        recompression = Recompression(
+            blocking=blocking or InlineBlocking(),
+            nursery=nursery,
+            clock=SystemClock(),
+            telemetry=Telemetry(),
+        )
+
+        def make_fetch(limits: FetchLimits) -> Fetch:
+            return Fetch(
+                topics=topics,
+                partitions=parts.partitions,
+                control_reads=parts.control_reads,
+                reader=parts.reader,
+                waiters=waiters,
+                clock=SystemClock(),
+                replicas=replicas,
+                limits=limits,
+            )
+
         yield Node(
             log=log,
             topics=topics,
@@ -182,16 +206,9 @@ async def node(
                 clock=clock,
                 reads_records=reads_records,
             ),
-            fetch=Fetch(
-                topics=topics,
-                partitions=parts.partitions,
-                control_reads=parts.control_reads,
-                reader=parts.reader,
-                waiters=waiters,
-                clock=SystemClock(),
-                replicas=replicas,
-            ),
+            fetch=make_fetch(fetch_limits),
             clock=clock,
+            make_fetch=make_fetch,
         )
         topics.close()
 

@@ -11,6 +11,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.fetching import gathering
+from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.handlers.log.fetch import Fetch
 from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
 from broker.protocol.fetch import FetchedPartition
@@ -52,10 +53,10 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def two_shards(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+async def two_shards(monkeypatch: pytest.MonkeyPatch, *, fetch_limits: FetchLimits = DEFAULT_FETCH_LIMITS) -> AsyncIterator[Scene]:
     monkeypatch.setattr(control_reads, "READ_TIMEOUT_S", 6 * SOON_S)
     stores = Stores(metadata=MemoryMetadataStore(clock=SystemClock(), shards=2))
-    async with node(stores, is_deaf=True) as broker, node(stores, epoch=8) as other:
+    async with node(stores, is_deaf=True, fetch_limits=fetch_limits) as broker, node(stores, epoch=8) as other:
         topic = await other.create("t", partition_count=PARTITIONS)
         await broker.topics.lookup(["t"])
         shards = [stores.metadata.shard_of(PartitionKeys(topic.partition(number)).partition_key) for number in range(PARTITIONS)]
@@ -116,8 +117,7 @@ async def test_a_fetch_of_both_shards_answers_the_healthy_and_refuses_the_silent
 async def test_a_long_poll_over_both_shards_waits_for_records_and_not_in_a_circle_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error ends a wait at once. If a silent shard did, too, its clients would ask again without a pause."""
     monkeypatch.setattr(control_reads, "SILENT_AFTER_S", 0.01)
-    monkeypatch.setattr(gathering, "PATIENCE_S", 0.0)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(empty_patience_s=0.0)) as scene:
         scene.is_down = True
         asked = [(scene.silent[0], 2), (scene.healthy[0], 2)]
         idle, idle_s = await scene.fetch(*asked, max_wait_ms=300)
@@ -203,14 +203,14 @@ async def test_a_slow_object_of_one_partition_holds_up_no_other_and_its_read_goe
             assert [code(answer) for answer in answers] == [ErrorCode.none] * len(asked)
             assert (answers[0].records, answers[0].high_watermark) == ([], 2)
             assert [offsets_of(answer) for answer in answers[1:]] == [[0, 1]] * (len(asked) - 1)
-        assert first_s >= gathering.GRACE_S
+        assert first_s >= DEFAULT_FETCH_LIMITS.grace_s
         assert again_s < first_s, "it is known to be slow now"
         assert (under_way, gets) == (1, 1)
         assert offsets_of(at_last.result()[0][0]) == [0, 1]
 
 
 SIZE = len(record_batch(b"a"))
-WELL_FILLED_BY_TWO = int(2 * SIZE / gathering.WELL_FILLED_SHARE)
+WELL_FILLED_BY_TWO = int(2 * SIZE / DEFAULT_FETCH_LIMITS.well_filled_share)
 
 
 async def read_two_each(scene: Scene, *asked: tuple[int, int]) -> list[list[int]]:
@@ -225,8 +225,7 @@ async def read_two_each(scene: Scene, *asked: tuple[int, int]) -> list[list[int]
 async def test_a_response_that_is_well_filled_waits_a_moment_for_a_slow_object_and_the_next_one_has_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
         bucket.slow = set(await object_keys(scene, slow))
@@ -235,12 +234,12 @@ async def test_a_response_that_is_well_filled_waits_a_moment_for_a_slow_object_a
         early_s = clock.monotonic_s() - began_s
         async with asyncio.TaskGroup() as group:
             with_one_batch = group.create_task(read_two_each(scene, (slow, 0), (other, 1)))
-            await asyncio.sleep(5 * gathering.MOMENT_S)
+            await asyncio.sleep(5 * DEFAULT_FETCH_LIMITS.moment_s)
             assert not with_one_batch.done(), "it is not well filled"
             bucket.let_go.set()
 
         assert early == [[], [0, 1]]
-        assert early_s >= gathering.MOMENT_S
+        assert early_s >= DEFAULT_FETCH_LIMITS.moment_s
         assert with_one_batch.result() == [[0, 1], [1]]
         assert sorted(key for key in bucket.gets if key in bucket.slow) == sorted(bucket.slow), "the read that was left went on"
 
@@ -249,8 +248,7 @@ async def test_a_client_that_asks_for_what_it_has_not_got_first_is_not_held_up_b
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As the Java client asks: the partitions that had records go to the end of its list."""
-    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
         bucket.slow = set(await object_keys(scene, slow))
@@ -260,8 +258,7 @@ async def test_a_client_that_asks_for_what_it_has_not_got_first_is_not_held_up_b
 
 
 async def test_what_one_reader_had_left_and_got_in_the_end_holds_up_no_other_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
         bucket.slow = set(await object_keys(scene, slow))
@@ -278,15 +275,13 @@ async def test_what_one_reader_had_left_and_got_in_the_end_holds_up_no_other_rea
 
 
 async def test_the_moment_begins_with_the_read_however_late_the_fetch_comes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
-    monkeypatch.setattr(gathering, "MOMENT_S", 1.0)
     resolve = Fetch._resolve
 
     async def late(*given: Any) -> Any:
-        await asyncio.sleep(1.1 * gathering.MOMENT_S)
+        await asyncio.sleep(1.1)
         return await resolve(*given)
 
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S, moment_s=1.0)) as scene:
         stored, own = scene.healthy[:2]
         await scene.broker.send(("t", own, record_batch(b"c")), ("t", own, record_batch(b"d")))
         monkeypatch.setattr(Fetch, "_resolve", late)
@@ -298,15 +293,14 @@ async def test_the_moment_begins_with_the_read_however_late_the_fetch_comes_to_i
 async def test_while_one_more_read_that_is_left_would_end_another_responses_wait_for_theirs(
     bound: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
     monkeypatch.setattr(flights, bound, 0)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
         bucket.slow = set(await object_keys(scene, slow))
         async with asyncio.TaskGroup() as group:
             reading = group.create_task(read_two_each(scene, (slow, 0), (other, 0)))
-            await asyncio.sleep(5 * gathering.MOMENT_S)
+            await asyncio.sleep(5 * DEFAULT_FETCH_LIMITS.moment_s)
             assert not reading.done()
             bucket.let_go.set()
 
@@ -314,8 +308,7 @@ async def test_while_one_more_read_that_is_left_would_end_another_responses_wait
 
 
 async def test_a_read_that_was_left_and_whose_bytes_are_gone_again_is_not_left_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
         bucket.slow = set(await object_keys(scene, slow))
@@ -329,7 +322,7 @@ async def test_a_read_that_was_left_and_whose_bytes_are_gone_again_is_not_left_o
         bucket.let_go.clear()
         async with asyncio.TaskGroup() as group:
             again = group.create_task(read_two_each(scene, (slow, 0), (other, 0)))
-            await asyncio.sleep(5 * gathering.MOMENT_S)
+            await asyncio.sleep(5 * DEFAULT_FETCH_LIMITS.moment_s)
             assert not again.done()
             bucket.let_go.set()
 
@@ -346,8 +339,7 @@ async def slow_from_its_second_object_on(scene: Scene, partition: int) -> Bucket
 
 
 async def test_what_was_read_of_a_partition_is_answered_though_its_next_object_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         slow, other = scene.healthy[:2]
         bucket = await slow_from_its_second_object_on(scene, slow)
         answer = await read_two_each(scene, (slow, 1), (other, 0))
@@ -357,9 +349,7 @@ async def test_what_was_read_of_a_partition_is_answered_though_its_next_object_i
 
 
 async def test_what_has_come_of_a_read_is_answered_and_the_next_fetch_goes_on_in_order_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "PATIENCE_S", 3 * SOON_S)
-    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(empty_patience_s=3 * SOON_S, grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow = scene.healthy[0]
         await scene.other.send(("t", slow, record_batch(b"c")))
@@ -369,7 +359,7 @@ async def test_what_has_come_of_a_read_is_answered_and_the_next_fetch_goes_on_in
         asked = asking("t", slow, 0, max_bytes=3 * SIZE)
         async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
             reading = group.create_task(scene.broker.read(asked, max_bytes=WELL_FILLED_BY_TWO))
-            await asyncio.sleep(3 * gathering.MOMENT_S)
+            await asyncio.sleep(3 * DEFAULT_FETCH_LIMITS.moment_s)
             assert not reading.done()
             bucket.slow = {second}
             bucket.let_go.set()
@@ -389,16 +379,14 @@ async def test_what_has_come_of_a_read_is_answered_and_the_next_fetch_goes_on_in
 
 
 async def test_a_read_that_another_fetch_began_long_ago_is_late_but_what_it_has_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "GRACE_S", 0.05)
-    monkeypatch.setattr(gathering, "PATIENCE_S", 3 * SOON_S)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=0.05, empty_patience_s=3 * SOON_S)) as scene:
         slow, other = scene.healthy[:2]
         bucket = await slow_from_its_second_object_on(scene, slow)
         async with asyncio.timeout(SOON_S):
             alone = await scene.broker.read(asking("t", slow, 0, max_bytes=3 * SIZE))
             for flight in scene.broker.log.parts.reader.flights._flights.values():
                 flight.began_s -= 6 * SOON_S
-            monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
+            scene.broker.fetch = scene.broker.make_fetch(FetchLimits(grace_s=3 * SOON_S, empty_patience_s=3 * SOON_S))
             again = await scene.broker.read(asking("t", slow, 0, max_bytes=3 * SIZE), max_wait_ms=LONG_MS)
             both = await scene.broker.read(*[asking("t", number, 0, max_bytes=3 * SIZE) for number in (slow, other)])
         bucket.let_go.set()
@@ -407,8 +395,7 @@ async def test_a_read_that_another_fetch_began_long_ago_is_late_but_what_it_has_
 
 
 async def test_what_has_left_the_tail_while_the_read_behind_it_goes_on_is_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         number = scene.healthy[0]
         await scene.broker.send(("t", number, record_batch(b"c")))
@@ -420,7 +407,7 @@ async def test_what_has_left_the_tail_while_the_read_behind_it_goes_on_is_read_t
         await scene.broker.read(asking("t", number, 5))
         async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
             reading = group.create_task(scene.broker.read(asking("t", number, 2, max_bytes=3 * SIZE), max_bytes=WELL_FILLED_BY_TWO))
-            await asyncio.sleep(3 * gathering.MOMENT_S)
+            await asyncio.sleep(3 * DEFAULT_FETCH_LIMITS.moment_s)
             assert reader.cached(scene.broker.log.parts.partitions.get(scene.topic.partition(number)), 2) is not None
             monkeypatch.setattr(reader, "cached", lambda _log, _offset: None)
             bucket.slow = {second}
@@ -435,8 +422,7 @@ async def test_what_has_left_the_tail_while_the_read_behind_it_goes_on_is_read_t
 async def test_a_partition_that_has_all_it_may_take_waits_for_no_more_of_a_read_that_another_began(
     min_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow = scene.healthy[0]
         await scene.other.send(("t", slow, record_batch(b"c")))
@@ -444,7 +430,7 @@ async def test_a_partition_that_has_all_it_may_take_waits_for_no_more_of_a_read_
         reader = scene.broker.log.parts.reader
         async with asyncio.TaskGroup() as group:
             wide = group.create_task(scene.broker.read(asking("t", slow, 0, max_bytes=3 * SIZE)))
-            await asyncio.sleep(3 * gathering.MOMENT_S)
+            await asyncio.sleep(3 * DEFAULT_FETCH_LIMITS.moment_s)
             async with asyncio.timeout(SOON_S):
                 narrow = await scene.broker.read(asking("t", slow, 0, max_bytes=SIZE), min_bytes=min_bytes, max_wait_ms=LONG_MS)
             goes_on_in_order = (scene.topic.partition(slow), 1) in reader.flights._ends
@@ -456,9 +442,7 @@ async def test_a_partition_that_has_all_it_may_take_waits_for_no_more_of_a_read_
 
 
 async def test_the_reads_of_a_partition_that_has_records_have_one_grace_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "GRACE_S", 0.2)
-    monkeypatch.setattr(gathering, "RUNS_PER_READ", 1)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=0.2, runs_per_read=1)) as scene:
         slow = scene.healthy[0]
         for _ in range(10):
             await scene.other.send(("t", slow, record_batch(b"c")))
@@ -466,7 +450,7 @@ async def test_the_reads_of_a_partition_that_has_records_have_one_grace_together
         get_range = inner.get_range
 
         async def slowly(*asked: Any) -> bytes:
-            await asyncio.sleep(gathering.GRACE_S / 3)
+            await asyncio.sleep(0.2 / 3)
             body: bytes = await get_range(*asked)
             return body
 
@@ -480,8 +464,7 @@ async def test_the_reads_of_a_partition_that_has_records_have_one_grace_together
 
 
 async def test_a_partition_whose_records_go_while_some_of_them_have_come_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow = scene.healthy[0]
         await scene.other.send(("t", slow, record_batch(b"c")))
@@ -489,7 +472,7 @@ async def test_a_partition_whose_records_go_while_some_of_them_have_come_is_an_e
         bucket.slow = {first, second}
         async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
             reading = group.create_task(scene.broker.read(asking("t", slow, 0, max_bytes=3 * SIZE), max_bytes=WELL_FILLED_BY_TWO))
-            await asyncio.sleep(3 * gathering.MOMENT_S)
+            await asyncio.sleep(3 * DEFAULT_FETCH_LIMITS.moment_s)
             monkeypatch.setattr(gathering, "check_range", out_of_range)
             bucket.slow = {second}
             bucket.let_go.set()
@@ -504,8 +487,7 @@ def out_of_range(_log: object, offset: int) -> None:
 
 
 async def test_a_read_that_was_left_is_not_left_once_more_only_until_it_has_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "GRACE_S", 3 * SOON_S)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
         await scene.other.send(("t", slow, record_batch(b"c")))
@@ -524,14 +506,13 @@ async def test_a_read_that_was_left_is_not_left_once_more_only_until_it_has_some
 
 
 async def test_a_fetch_with_nothing_else_to_answer_waits_for_a_slow_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "GRACE_S", 0.1)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=0.1)) as scene:
         bucket = slow_bucket(scene.broker)
         slow = scene.healthy[0]
         bucket.slow = set(await object_keys(scene, slow))
         async with asyncio.TaskGroup() as group:
             reading = group.create_task(scene.fetch((slow, 0), max_wait_ms=10))
-            await asyncio.sleep(2 * gathering.GRACE_S)
+            await asyncio.sleep(0.2)
             assert not reading.done()
             bucket.let_go.set()
 
@@ -539,8 +520,7 @@ async def test_a_fetch_with_nothing_else_to_answer_waits_for_a_slow_object(monke
 
 
 async def test_a_late_read_that_comes_before_the_response_goes_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "GRACE_S", 0.01)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=0.01)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, at_end = scene.healthy[:2]
         bucket.slow = set(await object_keys(scene, slow))
@@ -554,8 +534,7 @@ async def test_a_late_read_that_comes_before_the_response_goes_is_in_it(monkeypa
 
 async def test_the_first_place_of_a_slow_partition_passes_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """One batch is answered even if it is larger than the limit: of the first partition that has one in time."""
-    monkeypatch.setattr(gathering, "GRACE_S", 0.05)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=0.05)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, *others = scene.healthy[:3]
         bucket.slow = set(await object_keys(scene, slow))
@@ -565,27 +544,23 @@ async def test_the_first_place_of_a_slow_partition_passes_to_the_next_one(monkey
 
 
 async def test_limits_hold_when_reads_end_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(well_filled_share=1.0)) as scene:
         size = len(record_batch(b"a"))
         bucket = slow_bucket(scene.broker)
         first, *others = scene.healthy[:4]
         bucket.slow = set(await object_keys(scene, first))
         asked = [asking("t", number, max_bytes=2 * size) for number in (first, *others)]
-        monkeypatch.setattr(gathering, "WELL_FILLED_SHARE", 1.0)
         async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
             reading = group.create_task(scene.broker.read(*asked, max_bytes=5 * size))
-            await asyncio.sleep(gathering.GRACE_S / 4)
+            await asyncio.sleep(DEFAULT_FETCH_LIMITS.grace_s / 4)
             bucket.let_go.set()
 
         assert [offsets_of(answer) for answer in reading.result().partitions] == [[0, 1], [0, 1], [0], []]
 
 
 async def test_no_more_reads_of_a_fetch_are_under_way_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "GRACE_S", 0.02)
-    monkeypatch.setattr(gathering, "PATIENCE_S", 0.4)
-    monkeypatch.setattr(gathering, "READS_UNDER_WAY_MAX", 7)
     begun: list[int] = []
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=0.02, empty_patience_s=0.4, reads_under_way_max=7)) as scene:
         bucket = slow_bucket(scene.broker)
         for number in range(PARTITIONS):
             bucket.slow |= set(await object_keys(scene, number))
@@ -607,10 +582,8 @@ async def test_no_more_reads_of_a_fetch_are_under_way_than_may_be(monkeypatch: p
 
 
 async def test_reads_that_nobody_waits_for_are_bounded_and_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "GRACE_S", 0.01)
-    monkeypatch.setattr(gathering, "PATIENCE_S", 0.02)
     monkeypatch.setattr(flights, "UNATTENDED_MAX", 2)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=0.01, empty_patience_s=0.02)) as scene:
         bucket = slow_bucket(scene.broker)
         for number in range(PARTITIONS):
             bucket.slow |= set(await object_keys(scene, number))
@@ -629,7 +602,7 @@ async def test_reads_that_nobody_waits_for_are_bounded_and_leave_nothing_behind(
 
 
 async def test_a_topic_that_cannot_be_looked_up_is_refused_beside_those_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(refresh_patience_s=0.05, topics_patience_s=2 * SOON_S)) as scene:
         look_up = scene.broker.topics.look_up
 
         async def silent(names: Any, *, patience_s: float) -> Any:
@@ -637,8 +610,6 @@ async def test_a_topic_that_cannot_be_looked_up_is_refused_beside_those_that_are
             await asyncio.sleep(patience_s)
             return found, Unavailable("no answer")
 
-        monkeypatch.setattr("broker.handlers.log.fetch.REFRESH_PATIENCE_S", 0.05)
-        monkeypatch.setattr("broker.handlers.log.fetch.PATIENCE_S", 2 * SOON_S)
         monkeypatch.setattr(scene.broker.topics, "look_up", silent)
         async with asyncio.timeout(SOON_S):
             response = await scene.broker.read(asking("u"), asking("t", scene.healthy[0]))
@@ -650,8 +621,7 @@ async def test_a_topic_that_cannot_be_looked_up_is_refused_beside_those_that_are
 async def test_a_commit_of_its_own_does_not_stand_in_for_the_read_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise 5: that commit may be older than what others have acknowledged before the request came."""
     monkeypatch.setattr(control_reads, "SILENT_AFTER_S", 0.05)
-    monkeypatch.setattr(gathering, "PATIENCE_S", 0.2)
-    async with two_shards(monkeypatch) as scene:
+    async with two_shards(monkeypatch, fetch_limits=FetchLimits(empty_patience_s=0.2)) as scene:
         partition = scene.silent[0]
         log = scene.broker.log_of(scene.topic, partition)
         await scene.broker.log.parts.control_reads.refresh([log])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
+from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.handlers.topics import metadata
 from broker.handling.kio_types import as_uuid
 from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
@@ -48,12 +49,12 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+async def scene(monkeypatch: pytest.MonkeyPatch, *, fetch_limits: FetchLimits = DEFAULT_FETCH_LIMITS) -> AsyncIterator[Scene]:
     monkeypatch.setattr(topics, "CACHE_AGE_S", 0.0)
     for name in ("PATIENCE_S", "STALE_PATIENCE_S", "SILENT_PATIENCE_S"):
         monkeypatch.setattr(topics, name, 0.05)
     stores = Stores()
-    async with node(stores, is_deaf=True) as broker, node(stores, epoch=8) as other:
+    async with node(stores, is_deaf=True, fetch_limits=fetch_limits) as broker, node(stores, epoch=8) as other:
         made = Scene(broker, other, await other.create("t"))
         await broker.topics.lookup(["t"])
         get_many = broker.log.metadata.get_many
@@ -113,10 +114,8 @@ async def test_a_topic_that_is_gone_takes_no_other_topic_of_its_request_with_it(
 
 async def test_a_client_that_names_a_partition_that_is_not_there_takes_the_topic_from_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it was added meanwhile cannot be told: the answer is one that clients repeat."""
-    monkeypatch.setattr("broker.handlers.log.fetch.REFRESH_PATIENCE_S", 0.05)
-    monkeypatch.setattr("broker.handlers.log.fetch.PATIENCE_S", 0.05)
     parts: Any
-    async with scene(monkeypatch) as made:
+    async with scene(monkeypatch, fetch_limits=FetchLimits(refresh_patience_s=0.05, topics_patience_s=0.05)) as made:
         lookup_now = made.broker.topics.lookup_now
 
         async def within_its_deadline(names: Any) -> Any:

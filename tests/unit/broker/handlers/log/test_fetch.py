@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.fetching import gathering
+from broker.fetching.limits import FetchLimits
 from broker.fetching.waiters import Wait
 from broker.handlers.log import fetch as fetch_module
 from broker.handlers.log.fetch import PINNED_BYTES_MAX
@@ -225,9 +225,8 @@ async def test_a_response_has_a_limit_of_its_own(broker: Node) -> None:
     assert FETCH_RESPONSE_BYTES_MAX - MIB < size <= FETCH_RESPONSE_BYTES_MAX
 
 
-async def test_a_response_reads_a_bounded_number_of_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "STORED_RUNS_MAX", 3)
-    async with nodes(2) as (broker, other):
+async def test_a_response_reads_a_bounded_number_of_objects() -> None:
+    async with nodes(2, fetch_limits=FetchLimits(stored_runs_max=3)) as (broker, other):
         await filled(other, *[record_batch(str(number).encode()) for number in range(10)])
         first = await broker.read_one(asking("t"), max_wait_ms=LONG_MS, min_bytes=1 << 20)
         second = await broker.read_one(asking("t", offset=3))
@@ -608,9 +607,8 @@ def test_of_an_answer_the_smallest_parts_are_copied_and_what_is_sent_almost_whol
     assert copied(3_019) == copied(0) == ([True, False, True, True, False], 2_520)
 
 
-async def test_with_too_many_partitions_under_way_nobody_waits_and_then_nobody_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_module, "PARTITIONS_WAITING_MAX", 3)
-    async with node() as broker:
+async def test_with_too_many_partitions_under_way_nobody_waits_and_then_nobody_is_served() -> None:
+    async with node(fetch_limits=FetchLimits(partitions_waiting_max=3)) as broker:
         await broker.create("t", partition_count=6)
         asked = [asking("t", partition) for partition in range(6)]
         async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
@@ -638,10 +636,9 @@ async def test_while_partitions_that_somebody_waits_for_take_too_much_memory_nob
     assert (code(answer), answer.high_watermark) == (ErrorCode.none, 0)
 
 
-async def test_no_wait_is_longer_than_five_minutes(broker: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_module, "FETCH_WAIT_S_MAX", 0.02)
-    await broker.create("t")
-    async with asyncio.timeout(SOON_S):
+async def test_no_wait_is_longer_than_five_minutes() -> None:
+    async with node(fetch_limits=FetchLimits(fetch_wait_s_max=0.02)) as broker, asyncio.timeout(SOON_S):
+        await broker.create("t")
         answer = await broker.read_one(asking("t"), max_wait_ms=2**31 - 1)
 
     assert code(answer) is ErrorCode.none
