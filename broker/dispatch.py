@@ -27,7 +27,7 @@ from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRe
 from broker.protocol.repeated_list_offsets import RepeatedRequest
 from broker.protocol.request import Request
 from broker.responses import LARGE_REPLY_BYTES, HasReplies, Responses
-from broker.slow_requests import SLOW_S, Slow, SlowRequests
+from broker.slow_requests import Slow, SlowRequests
 from runtime.clock import Clock
 from runtime.deadlines import within
 from runtime.telemetry import Children, Metric, Telemetry
@@ -46,8 +46,6 @@ REQUEST_SECONDS: Final = Metric("forebay_kafka_request_duration_seconds", "From 
 REQUEST_BYTES: Final = Metric("forebay_kafka_request_bytes_total", "Bytes of frames", ("api", "direction"))
 UNEXPECTED: Final = Metric("forebay_unexpected_errors_total", "Requests that failed in a way no handler foresaw; each is a bug")
 
-HANDLER_TIMEOUT_S: Final = 60.0
-"""Long polls have their own time on top of it."""
 WAITING_APIS: Final = (11, 14)
 """JoinGroup and SyncGroup wait for other members, within bounds of their own."""
 LARGE_REQUEST_BYTES: Final = 64 * KIB
@@ -143,6 +141,8 @@ class Dispatch:
         telemetry: Telemetry,
     ) -> None:
         self._parts = parts
+        self._slow_s = parts.limits.slow_request_s
+        self._timeout_s = parts.limits.handler_timeout_s
         self._waiting_timeouts_s = dict.fromkeys(WAITING_APIS, 2 * parts.groups.limits.join_wait_s_max)
         self._leaving = leaving
         self._leaves_producing = Role.PRODUCE not in parts.roles.own
@@ -160,7 +160,7 @@ class Dispatch:
 
         self._meters = Children(meter_of)
         self._room = BatchRoom(telemetry=telemetry)
-        self.wide_produce = WideProduce(produce_handler, self._room)
+        self.wide_produce = WideProduce(produce_handler, self._room, limits=parts.limits)
         """For requests of any width, which take their batches' room of what all of them share."""
         self._repeated = RepeatedListOffsets(parts)
         self._reading_wide = asyncio.Lock()
@@ -240,7 +240,7 @@ class Dispatch:
             highest[topic] = max(partition, highest.get(topic, partition))
         del request  # read again afterwards: many of these may wait, and their values are larger than their bytes
         try:
-            async with asyncio.timeout(HANDLER_TIMEOUT_S):
+            async with asyncio.timeout(self._timeout_s):
                 topics, unread = await self._produce.lookup_topics(highest)
                 await self._room.take(batches)
         except ProtocolViolation:
@@ -322,7 +322,7 @@ class Dispatch:
             raise self._unanswerable(error, connection) from error
         seconds, meter = self._clock.monotonic_s() - began_s, self._meters[header.api_key]
         meter.answered(error_code, seconds, size_bytes, sum(map(len, reply or ())))
-        if seconds >= SLOW_S and seconds - SLOW_S >= self._may_wait_s(header, frame):
+        if seconds >= self._slow_s and seconds - self._slow_s >= self._may_wait_s(header, frame):
             self._note_slow(meter, seconds, error_code, connection)
         return reply
 
@@ -346,14 +346,14 @@ class Dispatch:
             connection.client_id = request.client_id
             reply, first_error = replied(request, frame, ends)
             meter.answered(first_error, seconds, len(frame), len(reply))
-            if seconds >= SLOW_S:
+            if seconds >= self._slow_s:
                 self._note_slow(meter, seconds, first_error, connection)
             replies.append([reply])
         return replies
 
     async def _ends_of(self, asked: Sequence[RepeatedRequest | None], connection: Client) -> dict[RepeatedRequest, list[int | ErrorCode]]:
         try:
-            return await within(HANDLER_TIMEOUT_S, self._repeated.answer([request for request in asked if request is not None]))
+            return await within(self._timeout_s, self._repeated.answer([request for request in asked if request is not None]))
         except Exception as error:
             raise self._unanswerable(error, connection) from error
 
@@ -374,9 +374,9 @@ class Dispatch:
         place = LargeAnswer(self._large_answers)
         try:
             if waits_s is None and len(frame) > LARGE_REQUEST_BYTES:
-                async with asyncio.timeout(HANDLER_TIMEOUT_S), self._large:
+                async with asyncio.timeout(self._timeout_s), self._large:
                     return await self._answer(header, frame, connection, place)
-            return await within(waits_s or HANDLER_TIMEOUT_S, self._answer(header, frame, connection, place))
+            return await within(waits_s or self._timeout_s, self._answer(header, frame, connection, place))
         finally:
             place.give_back()
 
@@ -452,7 +452,7 @@ class Dispatch:
         room = self._responses.room(connection.address.replies)
         try:
             handled = self._fetch.handle(request, version=header.api_version, client=connection, room=room)
-            fetched = await within(HANDLER_TIMEOUT_S + self._fetch.limits.fetch_wait_s_max, handled)
+            fetched = await within(self._timeout_s + self._fetch.limits.fetch_wait_s_max, handled)
             reply: list[Buffer] = []
             for _ in fetch.write_in_steps(header.api_version, header.correlation_id, fetched, reply):
                 await asyncio.sleep(0)  # only of a wide one
@@ -497,7 +497,7 @@ class Dispatch:
     def _note_produced(self, began_s: float, error_code: int, size_in: int, size_out: int, connection: Client) -> None:
         seconds, meter = self._clock.monotonic_s() - began_s, self._meters[codec.PRODUCE]
         meter.answered(error_code, seconds, size_in, size_out)
-        if seconds >= SLOW_S:
+        if seconds >= self._slow_s:
             self._note_slow(meter, seconds, error_code, connection)
 
     def _may_wait_s(self, header: codec.RequestHeader, frame: memoryview) -> float:

@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 
+from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from runtime.telemetry import Metric, Telemetry
 from storage.catalog.brokers import ALL_ROLES, BrokerDirectory, Endpoint, Registration, Role
 from storage.errors import AlreadyExists, IncompatibleFormat, StorageError
@@ -20,7 +21,6 @@ from storage.log.writers import BrokerEpoch
 SESSIONS_LOST: Final = Metric(
     "forebay_sessions_lost_total", "Times that this broker's session with the metadata store was lost, and it registered again"
 )
-REGISTER_PAUSE_S: Final = 1.0
 SAID_EVERY_ATTEMPTS: Final = 10
 
 log = structlog.get_logger("registration")
@@ -44,6 +44,7 @@ class RegisteredLife:
         telemetry: Telemetry,
         roles: Collection[Role] = ALL_ROLES,
         on_change: Callable[[str | None], None] = _ignore,
+        limits: BrokerLimits = DEFAULT_BROKER_LIMITS,
     ) -> None:
         """`fixed_id`: the id the operator gave; without one it is assigned, and assigned anew if somebody has it after a loss.
 
@@ -57,6 +58,7 @@ class RegisteredLife:
         self._roles = frozenset(roles)
         self._sessions_lost = telemetry.counter(SESSIONS_LOST)
         self._on_change = on_change
+        self._pause_s = limits.register_pause_s
         self._epoch: BrokerEpoch | None = None
         self._over = asyncio.Event()
 
@@ -118,7 +120,7 @@ class RegisteredLife:
                     return registration
                 await self._directory.deregister()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REGISTER_PAUSE_S):
+                async with asyncio.timeout(self._pause_s):
                     await self._over.wait()
         return None
 

@@ -44,7 +44,6 @@ STUCK_S: Final = 1.0
 PART_S: Final = 1.0
 """A client that was sent the end of our stream has this long to read it, and what came before it, and to close."""
 TAKEN_CHECK_S: Final = 1.0
-IDLE_CHECK_S: Final = 15.0
 STALLED_S: Final = 15.0
 """While requests wait for memory, who keeps requests that it has sent from being begun, and was silent for this long, is cut off."""
 
@@ -73,6 +72,7 @@ class ConnectionLimits:
     connections_max: int = 2_000
     idle_timeout_s: float = 600.0
     frame_bytes_max: int = FRAME_BYTES_MAX
+    idle_check_s: float = 15.0
 
 
 class Server:
@@ -257,7 +257,7 @@ class Server:
             await asyncio.sleep(TAKEN_CHECK_S)
             now_s = self._clock.monotonic_s()
             await in_turns(self._responses.look_in_steps(now_s))
-            if self._admission.is_short or now_s - checked_s >= IDLE_CHECK_S:
+            if self._admission.is_short or now_s - checked_s >= self._limits.idle_check_s:
                 checked_s = now_s
                 await self.close_silent()
 

@@ -1,20 +1,17 @@
 """Says which requests take long, by the slowest of each ten seconds."""
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
 from runtime.logs import Cancellable, Rarely
 
-SLOW_S: Final = 5.0
-"""Longer than a broker takes that is well, whatever its stores are; shorter than the 30 s after which clients give up."""
-
 _log = structlog.get_logger("requests")
 
 
 class Slow(NamedTuple):
-    """A request that took long. Long polls have their own time on top of SLOW_S."""
+    """A request that took long. Long polls have their own time on top of `slow_request_s`."""
 
     seconds: float
     api: str

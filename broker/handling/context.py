@@ -8,6 +8,7 @@ from broker.groups.coordinator import Coordinator
 from broker.handling.administration import Administration, By
 from broker.handling.large_answers import LargeAnswer, only_one
 from broker.leadership import Leadership
+from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.roles import OwnRoles
 from runtime.clock import Clock
 from storage.catalog.brokers import BrokerDirectory
@@ -47,6 +48,7 @@ class BrokerParts:
     groups: Coordinator
     administration: Administration
     roles: OwnRoles
+    limits: BrokerLimits = DEFAULT_BROKER_LIMITS
 
     @property
     def broker_id(self) -> int:

@@ -21,12 +21,13 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from broker.handling.record_checks import CODEC_NUMBERS, Refused, TopicRules, check_records, is_ahead
+from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from runtime.blocking import Blocking
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import Corrupt
-from storage.limits import KIB, MIB
+from storage.limits import KIB
 from storage.recordbatch import CODEC_MASK, BatchHeader, parse_header
 from storage.records import TooLarge, recompress_batch
 from storage.vocabulary import PartitionId
@@ -43,11 +44,6 @@ READ: Final = Metric(
 )
 
 THREADS: Final = 2
-RESULTS_BYTES_MAX: Final = 64 * MIB
-"""For all requests not answered yet; above it no further one begins."""
-RESULTS_OF_REQUEST_BYTES_MAX: Final = 64 * MIB
-WAIT_S_MAX: Final = 30.0
-"""Then the client has given up: the default request.timeout.ms of Java producers."""
 READ_AT_ONCE_RECORDS_MAX: Final = 256
 READ_AT_ONCE_BYTES_MAX: Final = 128 * KIB
 """Per request on the loop, decompressed: a fraction of a millisecond, about what waking a thread takes."""
@@ -130,7 +126,10 @@ _Line = tuple[int, PartitionId]
 
 
 class Recompression:
-    def __init__(self, *, blocking: Blocking, nursery: Nursery, clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(
+        self, *, blocking: Blocking, nursery: Nursery, clock: Clock, telemetry: Telemetry, limits: BrokerLimits = DEFAULT_BROKER_LIMITS
+    ) -> None:
+        self._limits = limits
         self._blocking = blocking
         self._nursery = nursery
         self._clock = clock
@@ -195,7 +194,7 @@ class Recompression:
 
     def give_back(self, size_bytes: int) -> None:
         self._results_bytes -= size_bytes
-        if self._results_bytes < RESULTS_BYTES_MAX:
+        if self._results_bytes < self._limits.recompressed_bytes_max:
             self._room.set()
 
     def _stand_by(self, line: _Line) -> None:
@@ -239,17 +238,26 @@ class Recompression:
         work, share = job.work, job.share
         if work is None:
             return None
-        while work.compresses and not share.results_bytes and self._results_bytes >= RESULTS_BYTES_MAX and not self._is_late(job):
+        while (
+            work.compresses
+            and not share.results_bytes
+            and self._results_bytes >= self._limits.recompressed_bytes_max
+            and not self._is_late(job)
+        ):
             self._room.clear()
             try:
-                async with asyncio.timeout(WAIT_S_MAX):
+                async with asyncio.timeout(self._limits.recompression_wait_s_max):
                     await self._room.wait()
             except TimeoutError:
                 break
         if self._is_late(job):
-            return Refused(ErrorCode.request_timed_out, f"not read or compressed anew within {WAIT_S_MAX:.0f} s; nothing was appended")
-        if work.compresses and share.results_bytes >= RESULTS_OF_REQUEST_BYTES_MAX:
-            text = f"the batches of the request decompress to more than {RESULTS_OF_REQUEST_BYTES_MAX} bytes; send this one again"
+            return Refused(
+                ErrorCode.request_timed_out,
+                f"not read or compressed anew within {self._limits.recompression_wait_s_max:.0f} s; nothing was appended",
+            )
+        if work.compresses and share.results_bytes >= self._limits.recompressed_of_request_bytes_max:
+            bytes_max = self._limits.recompressed_of_request_bytes_max
+            text = f"the batches of the request decompress to more than {bytes_max} bytes; send this one again"
             return Refused(ErrorCode.kafka_storage_error, text)
         try:
             refused = await self._read(work) if work.reads else None
@@ -284,7 +292,7 @@ class Recompression:
             (self._refused if refused else self._accepted).inc()
 
     def _is_late(self, job: _Job) -> bool:
-        return self._clock.monotonic_s() - job.added_s > WAIT_S_MAX
+        return self._clock.monotonic_s() - job.added_s > self._limits.recompression_wait_s_max
 
 
 def _check(

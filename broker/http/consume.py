@@ -9,7 +9,6 @@ import msgspec
 from aiohttp import web
 from kio.schema.errors import ErrorCode
 
-from broker.handlers.log.list_offsets import SEARCH_PATIENCE_S
 from broker.handling.errors import error_code_of
 from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
 from broker.http.errors import invalid, is_retriable, text_of, type_of
@@ -153,7 +152,7 @@ class HttpReading:
             return found
         located = await read_bounds(self.parts.parts, named)
         try:
-            async with asyncio.timeout(SEARCH_PATIENCE_S):
+            async with asyncio.timeout(self.parts.parts.limits.search_patience_s):
                 for one in named:
                     found[one] = await self._place(str(asked[one]), located[one])
         except TimeoutError:

@@ -8,7 +8,7 @@ A list of keys narrows the answer; null and an empty list do not.
 Synonyms and documentation (v3+) are given when asked for.
 
 Differs from Apache Kafka: a resource that is named more than once is answered once, with all keys that were asked for; and one request
-describes at most DESCRIBED_MAX resources, the others are INVALID_REQUEST: 100,000 topics would make an answer of 125 MB.
+describes at most `configs_described_max` resources, the others are INVALID_REQUEST: 100,000 topics would make an answer of 125 MB.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -42,8 +42,6 @@ from storage.catalog.topic_configs import TopicConfigValue, effective
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 
-DESCRIBED_MAX: Final = 10_000
-"""Per request: 14 MB, or several times that with synonyms and documentation."""
 TURN_RESOURCES: Final = 20
 """Between two turns of other tasks: a topic has some thirty configs."""
 
@@ -69,14 +67,14 @@ async def handle(context: Context, request: Request[DescribeConfigsRequest]) -> 
     resources = await _merged(body.resources, turns)
     topics = await _topics(context, resources)
     results = []
-    described = 0
+    described, described_max = 0, context.parts.limits.configs_described_max
     defaults: Entries = [_topic_entry(held, details) for held in effective({})]
     for resource in resources:
         await turns.spent()
         entries: Entries | Refusal
-        if described >= DESCRIBED_MAX:
+        if described >= described_max:
             entries = Refusal(
-                ErrorCode.invalid_request, f"one request describes at most {DESCRIBED_MAX} resources: ask for the others again"
+                ErrorCode.invalid_request, f"one request describes at most {described_max} resources: ask for the others again"
             )
         elif resource.resource_type == TOPIC:
             entries = _topic_entries(resource.resource_name, topics(resource.resource_name), details, defaults)

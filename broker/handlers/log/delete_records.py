@@ -4,8 +4,8 @@ Moves the start of a partition's log up to the offset that is given; -1 is the h
 An offset below the log start changes nothing and is no error; one behind the high watermark is OFFSET_OUT_OF_RANGE. A topic that is only
 compacted is POLICY_VIOLATION, as in Kafka. When it is answered, ListOffsets and Fetch at any broker honour it: a fetch rests on a control
 record that is AGE_S_MAX old at most, and the answer waits for FOLLOWED_S, as Kafka waits for its replicas. The bytes go later.
-In Kafka the timeout is what replicas get to follow, not what the deletion takes: 0 deletes. So work has TIMEOUT_MS_MIN in any case; what is
-not done in time is REQUEST_TIMED_OUT, and may still happen.
+In Kafka the timeout is what replicas get to follow, not what the deletion takes: 0 deletes. So work has `deletion_timeout_ms_min` in any
+case; what is not done in time is REQUEST_TIMED_OUT, and may still happen.
 """
 
 import asyncio
@@ -35,10 +35,6 @@ from storage.log.seen import AGE_S_MAX
 from storage.log.trim import HIGH_WATERMARK
 from storage.vocabulary import PartitionId
 
-TIMEOUT_MS_MIN: Final = 5_000
-"""Longer than a deletion takes, shorter than clients wait for an answer."""
-TIMEOUT_MS_MAX: Final = 50_000
-"""Below the dispatcher's deadline for any handler: the client learns what was done."""
 FOLLOWED_S: Final = AGE_S_MAX + 0.1
 """After it no broker serves what was deleted. Clocks need the same speed for it, not the same time."""
 TRIMS_MAX: Final = 16
@@ -57,11 +53,13 @@ async def handle(context: Context, request: Request[DeleteRecordsRequest]) -> De
     asked: list[tuple[TopicPartition, int]] = []
     for topic in body.topics:
         asked += await turns.each(_asked_of(topic), topic.partitions)
+    limits = context.parts.limits
+    timeout_ms = min(max(milliseconds(body.timeout), limits.deletion_timeout_ms_min), limits.administration_timeout_ms_max)
     answers: dict[TopicPartition, DeleteRecordsAnswer] = {partition: ErrorCode.request_timed_out for partition, _ in asked}
     try:
         # What is not reached in time keeps the answer that it was given above.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(max(milliseconds(body.timeout), TIMEOUT_MS_MIN), TIMEOUT_MS_MAX) / 1_000):
+            async with asyncio.timeout(timeout_ms / 1_000):
                 await _delete_all(context.parts, asked, answers)
         # Also where nothing was left to delete: another broker may have deleted it just now.
         if not all(isinstance(answer, ErrorCode) for answer in answers.values()):

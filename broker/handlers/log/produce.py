@@ -19,10 +19,11 @@ from kio.schema.errors import ErrorCode
 from broker.handling.errors import error_code_of
 from broker.handling.recompression import AtOnce, Recompression, Share, Work
 from broker.handling.record_checks import Refused, TopicRules, check, is_ahead, needs_times, rules_of
+from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from runtime.clock import Clock
 from runtime.turns import Turns
-from storage.catalog.topics import PATIENCE_S, Topic, Topics
+from storage.catalog.topics import Topic, Topics
 from storage.errors import Corrupt, NotFound, StorageError, Unavailable, without_frames
 from storage.log.append import Appender
 from storage.log.batch import Append, Appended, Batch, batch_of
@@ -32,7 +33,6 @@ from storage.recordbatch import CODEC_MASK, NO_PRODUCER, BatchHeader, parse_head
 from storage.vocabulary import PartitionId
 
 ACKS: Final = (-1, 0, 1)
-RULES_KEPT_MAX: Final = 50_000
 NOTHING_UNREAD: Final[Mapping[str, StorageError]] = {}
 
 ProduceDone = Callable[[list[PartitionResult]], None]
@@ -51,6 +51,7 @@ class Produce:
         clock: Clock,
         reads_records: bool = False,
         tracing: Tracing | None = None,
+        limits: BrokerLimits = DEFAULT_BROKER_LIMITS,
     ) -> None:
         """`reads_records`: those of every batch, whatever its topic asks for. `tracing` samples batches."""
         self._topics = topics
@@ -61,6 +62,8 @@ class Produce:
         self._recompression = recompression
         self._clock = clock
         self._reads_records = reads_records
+        self._patience_s = limits.produce_topics_patience_s
+        self._rules_kept_max = limits.topic_rules_kept_max
         self._rules: dict[str, tuple[Topic, TopicRules]] = {}
         self._computing: WeakSet[object] = WeakSet()
         """The sources whose clients find the greatest time of a batch: they have sent a compressed one with a later time than its first."""
@@ -122,12 +125,12 @@ class Produce:
 
     async def _look_up_now(self, names: Collection[str]) -> tuple[dict[str, Topic], StorageError | None]:
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(self._patience_s):
                 return await self._topics.lookup_now(names), None
         except StorageError as error:
             return {}, error
         except TimeoutError:
-            return {}, Unavailable(f"topics were not read in time: topics={len(names)} after_s={PATIENCE_S}")
+            return {}, Unavailable(f"topics were not read in time: topics={len(names)} after_s={self._patience_s}")
 
     def start(
         self,
@@ -297,7 +300,7 @@ class Produce:
         known = self._rules.get(topic.name)
         if known is not None and known[0] is topic:
             return known[1]
-        if len(self._rules) >= RULES_KEPT_MAX:
+        if len(self._rules) >= self._rules_kept_max:
             self._rules.clear()
         rules = rules_of(topic)
         self._rules[topic.name] = topic, rules

@@ -13,6 +13,7 @@ from kio.schema.errors import ErrorCode
 
 from broker.handlers.log.produce import NOTHING_UNREAD, Produce
 from broker.handling.batch_room import BatchRoom
+from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.protocol.produce import (
     PARTITIONS_PER_STEP,
     PartitionRecords,
@@ -26,9 +27,6 @@ from runtime.turns import Turns, in_turns
 from storage.catalog.topics import Topic
 from storage.errors import StorageError, Unavailable
 
-BEGIN_S_MAX = 60.0
-"""What was not begun by then is refused: its client has given up."""
-
 
 async def read_wide(version: int, frame: memoryview, position: int) -> ProduceRequest:
     """Raises `ProtocolViolation`."""
@@ -38,9 +36,10 @@ async def read_wide(version: int, frame: memoryview, position: int) -> ProduceRe
 class WideProduce:
     """`handle` as often as there are such requests, side by side."""
 
-    def __init__(self, produce: Produce, room: BatchRoom) -> None:
+    def __init__(self, produce: Produce, room: BatchRoom, *, limits: BrokerLimits = DEFAULT_BROKER_LIMITS) -> None:
         self._produce = produce
         self._room = room
+        self._begin_s_max = limits.wide_produce_begin_s_max
 
     async def handle(self, request: ProduceRequest, *, version: int, source: object) -> list[PartitionResult]:
         """One result per partition, in order. Cancelled: what was begun goes on, and nobody hears of it."""
@@ -54,14 +53,14 @@ class WideProduce:
         slices = [partitions[begin : begin + PARTITIONS_PER_STEP] for begin in range(0, len(partitions), PARTITIONS_PER_STEP)]
         answered: list[asyncio.Future[list[PartitionResult]]] = []
         try:
-            async with asyncio.timeout(BEGIN_S_MAX):
+            async with asyncio.timeout(self._begin_s_max):
                 for part in slices:
                     await self._room.take(len(part))
                     answered.append(self._begin(request, part, topics, unread, version=version, source=source, arrived=arrived))
                     await asyncio.sleep(0)
         except TimeoutError:
             pass  # the slices that are left are answered as late ones
-        return BegunProduce(slices, answered)
+        return BegunProduce(slices, answered, self._begin_s_max)
 
     def _begin(
         self,
@@ -105,12 +104,16 @@ class BegunProduce(NamedTuple):
 
     slices: list[list[PartitionRecords]]
     answered: list[asyncio.Future[list[PartitionResult]]]
+    within_s: float
+    """For how long it was begun, slice by slice."""
 
     async def results(self) -> list[PartitionResult]:
         """One per partition, in order. For one caller."""
         results: list[PartitionResult] = []
         for number, part in enumerate(self.slices):
-            results += await self.answered[number] if number < len(self.answered) else [_late(named) for named in part]
+            results += (
+                await self.answered[number] if number < len(self.answered) else [_late(named, within_s=self.within_s) for named in part]
+            )
             await asyncio.sleep(0)
         return results
 
@@ -131,6 +134,6 @@ def _refused(named: PartitionRecords, *, code: ErrorCode, message: str) -> Parti
     return PartitionResult(named.topic, named.partition, code, error_message=message)
 
 
-def _late(named: PartitionRecords) -> PartitionResult:
-    error = Unavailable(f"not begun within {BEGIN_S_MAX:.0f} s, since other batches of this request took as long; nothing was appended")
+def _late(named: PartitionRecords, *, within_s: float) -> PartitionResult:
+    error = Unavailable(f"not begun within {within_s:.0f} s, since other batches of this request took as long; nothing was appended")
     return _refused(named, code=ErrorCode.kafka_storage_error, message=str(error))

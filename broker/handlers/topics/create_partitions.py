@@ -29,8 +29,6 @@ from runtime.turns import Turns
 from storage.catalog.topics import PARTITIONS_MAX, Topic
 from storage.errors import StorageError
 
-TIMEOUT_MS_MAX: Final = 50_000
-"""Below the dispatcher's deadline for any handler: the client learns what was done."""
 LINE_AS_TOPICS: Final = 5
 """What it costs to log a topic, beside answering it."""
 
@@ -42,7 +40,7 @@ async def handle(context: Context, request: Request[CreatePartitionsRequest]) ->
     named = await turns.each(attrgetter("name"), body.topics)
     answers: dict[str, Refusal | None] = dict.fromkeys(named, timed_out)
     try:
-        async with asyncio.timeout(min(max(milliseconds(body.timeout), 0), TIMEOUT_MS_MAX) / 1_000):
+        async with asyncio.timeout(min(max(milliseconds(body.timeout), 0), context.parts.limits.administration_timeout_ms_max) / 1_000):
             await _create_all(context.parts, body, await turns.count(named), answers, by)
     except TimeoutError:
         pass  # the topics that were not reached keep the answer they were given above

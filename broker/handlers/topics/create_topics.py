@@ -38,8 +38,6 @@ from storage.catalog.topics import PARTITIONS_MAX
 from storage.errors import StorageError
 from storage.vocabulary import TopicId
 
-TIMEOUT_MS_MAX: Final = 50_000
-"""Below the dispatcher's deadline for any handler: the client learns what was done."""
 _DEFAULT: Final = -1
 _DEFAULT_REPLICATION_FACTOR: Final = 1
 CREATED_AS_TOPICS: Final = 50
@@ -66,7 +64,7 @@ async def handle(context: Context, request: Request[CreateTopicsRequest]) -> Cre
     named = await turns.each(attrgetter("name"), body.topics)
     answers: dict[str, TopicPlan | Refusal] = dict.fromkeys(named, timed_out)
     try:
-        async with asyncio.timeout(min(max(milliseconds(body.timeout), 0), TIMEOUT_MS_MAX) / 1_000):
+        async with asyncio.timeout(min(max(milliseconds(body.timeout), 0), context.parts.limits.administration_timeout_ms_max) / 1_000):
             await _create_all(context.parts, body, await turns.count(named), answers, by)
     except TimeoutError:
         pass  # the topics that were not reached keep the answer they were given above

@@ -27,9 +27,6 @@ from storage.vocabulary import TopicId
 
 DeleteTopicsRequest = v5.DeleteTopicsRequest | v6.DeleteTopicsRequest
 
-TIMEOUT_MS_MAX: Final = 50_000
-"""Below the dispatcher's deadline for any handler: the client learns what was done."""
-
 
 CHANGED_AS_TOPICS: Final = 50
 """What to read or change one counts in turns."""
@@ -57,7 +54,9 @@ async def handle(context: Context, request: Request[DeleteTopicsRequest]) -> Del
     timed_out = DeleteTopicsAnswer(ErrorCode.request_timed_out, "not done in the time that the request allowed; it may still happen")
     answers = dict.fromkeys(asked, timed_out)
     try:
-        async with asyncio.timeout(min(max(milliseconds(request.body.timeout), 0), TIMEOUT_MS_MAX) / 1_000):
+        async with asyncio.timeout(
+            min(max(milliseconds(request.body.timeout), 0), context.parts.limits.administration_timeout_ms_max) / 1_000
+        ):
             await _delete_all(context.parts, asked, answers, by)
     except TimeoutError:
         pass  # the topics that were not reached keep the answer they were given above

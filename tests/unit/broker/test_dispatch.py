@@ -13,7 +13,6 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
 from structlog.testing import capture_logs
 
-from broker import dispatch as dispatch_module
 from broker.addresses import Addresses
 from broker.dispatch import (
     LARGE_ANSWERS_MAX,
@@ -31,6 +30,7 @@ from broker.handlers.topics import metadata as metadata_module
 from broker.handlers.topics.metadata import PLACED_AT_ONCE
 from broker.handling.context import Context
 from broker.leaving import THROTTLE_MS, Leaving
+from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.protocol import codec
 from broker.protocol import produce as produce_wire
 from broker.protocol.encoder import STEP_ELEMENTS
@@ -107,10 +107,10 @@ class Desk:
 
 
 @contextlib.asynccontextmanager
-async def desk(*, clock: Clock | None = None) -> AsyncIterator[Desk]:
+async def desk(*, clock: Clock | None = None, limits: BrokerLimits = DEFAULT_BROKER_LIMITS) -> AsyncIterator[Desk]:
     telemetry = Telemetry()
     responses = Responses(bytes_max=64 * MIB, telemetry=telemetry, soon=asyncio.get_running_loop().call_soon_threadsafe)
-    async with cluster() as made, node() as log:
+    async with cluster(limits=limits) as made, node(request_limits=limits) as log:
         leaving = Leaving(clock=SystemClock())
         dispatch = Dispatch(
             parts=made.context.parts,
@@ -425,8 +425,7 @@ async def test_no_handler_takes_longer_than_its_time(monkeypatch: pytest.MonkeyP
         await asyncio.Event().wait()
         return None
 
-    monkeypatch.setattr(dispatch_module, "HANDLER_TIMEOUT_S", 0.02)
-    async with desk() as broker:
+    async with desk(limits=BrokerLimits(handler_timeout_s=0.02)) as broker:
         monkeypatch.setitem(HANDLERS, METADATA, hanging)
         with pytest.raises(Unanswerable):
             await broker.handle(metadata("t"))

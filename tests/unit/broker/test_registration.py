@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from structlog.testing import capture_logs
 
-from broker import registration
+from broker.limits import BrokerLimits
 from broker.registration import RegisteredLife
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
@@ -79,13 +79,20 @@ class Living:
 
 
 @contextlib.asynccontextmanager
-async def living(fixed_id: int | None = None) -> AsyncIterator[Living]:
+async def living(fixed_id: int | None = None, *, pause_s: float = 0.01) -> AsyncIterator[Living]:
     metadata = DeposedMetadata()
     directory = BrokerDirectory(metadata, clock=SystemClock())
     heard: asyncio.Queue[str | None] = asyncio.Queue(maxsize=100)
     telemetry = Telemetry()
     life = RegisteredLife(
-        directory, listeners=HERE, rack="a", version="0", fixed_id=fixed_id, telemetry=telemetry, on_change=heard.put_nowait
+        directory,
+        listeners=HERE,
+        rack="a",
+        version="0",
+        fixed_id=fixed_id,
+        telemetry=telemetry,
+        on_change=heard.put_nowait,
+        limits=BrokerLimits(register_pause_s=pause_s),
     )
     yield Living(metadata, directory, life, telemetry, heard)
     await life.end()
@@ -99,11 +106,6 @@ async def staying(living: Living) -> AsyncIterator[BrokerEpoch]:
     async with Nursery() as nursery:
         nursery.spawn(living.life.stay(), name="stay")
         yield epoch
-
-
-@pytest.fixture(autouse=True)
-def short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration, "REGISTER_PAUSE_S", 0.01)
 
 
 async def test_the_epoch_is_that_of_the_registration_and_knows_the_others() -> None:
@@ -389,8 +391,7 @@ async def test_witnesses_are_no_brokers() -> None:
 
 
 async def test_a_store_that_refuses_for_long_is_in_the_log_for_the_first_time_and_for_every_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration, "REGISTER_PAUSE_S", 0.0)
-    async with living() as broker, staying(broker):
+    async with living(pause_s=0.0) as broker, staying(broker):
 
         async def refuse(**_: object) -> Registration:
             raise Unavailable("the store is away")

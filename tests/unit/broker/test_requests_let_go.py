@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from broker import dispatch as dispatch_module
 from broker.groups.events import Leave
 from broker.groups.members import Protocol
+from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.protocol import produce as produce_wire
 from storage.catalog.topics import Topic
 from storage.errors import Unavailable
@@ -37,9 +38,9 @@ def _without_collector() -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def served() -> AsyncIterator[tuple[Desk, Play]]:
+async def served(*, limits: BrokerLimits = DEFAULT_BROKER_LIMITS) -> AsyncIterator[tuple[Desk, Play]]:
     """A connection before the real handlers, with a topic t."""
-    async with desk() as made, playing(requests=made.dispatch) as play:
+    async with desk(limits=limits) as made, playing(requests=made.dispatch) as play:
         await made.node.create("t")
         yield made, play
 
@@ -84,12 +85,11 @@ async def test_a_request_whose_topic_could_not_be_looked_up(monkeypatch: pytest.
 
 
 async def test_a_request_whose_topic_was_not_looked_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with served() as (made, play):
+    async with served(limits=BrokerLimits(handler_timeout_s=0.01)) as (made, play):
 
         async def hanging(names: Mapping[str, int]) -> dict[str, Topic]:
             return await asyncio.get_running_loop().create_future()
 
-        monkeypatch.setattr(dispatch_module, "HANDLER_TIMEOUT_S", 0.01)
         monkeypatch.setattr(made.node.produce, "lookup_topics", hanging)
         with capture_logs():
             play.receive(produced("unknown", record_batch(LARGE)))

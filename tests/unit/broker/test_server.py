@@ -103,7 +103,7 @@ async def until(is_so: Callable[[], bool]) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def listening() -> AsyncIterator[Listening]:
+async def listening(*, idle_check_s: float = 15.0) -> AsyncIterator[Listening]:
     requests, clock, telemetry = FakeRequests(), ManualClock(), Telemetry()
     soon = asyncio.get_running_loop().call_soon_threadsafe
     admission, leaving = (
@@ -117,7 +117,7 @@ async def listening() -> AsyncIterator[Listening]:
             admission=admission,
             leaving=leaving,
             responses=responses,
-            limits=ConnectionLimits(CONNECTIONS_MAX, IDLE_S),
+            limits=ConnectionLimits(CONNECTIONS_MAX, IDLE_S, idle_check_s=idle_check_s),
             clock=clock,
             nursery=nursery,
             telemetry=telemetry,
@@ -642,9 +642,8 @@ async def test_draining_without_connections_ends_at_once() -> None:
         assert served.open_count == 0
 
 
-async def test_the_check_for_silent_connections_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "IDLE_CHECK_S", 0.001)
-    async with listening() as served, asyncio.TaskGroup() as group:
+async def test_the_check_for_silent_connections_repeats() -> None:
+    async with listening(idle_check_s=0.001) as served, asyncio.TaskGroup() as group:
         checking = group.create_task(served.server.close_idle())
         caller = await served.connect()
         await served.has_open(1)

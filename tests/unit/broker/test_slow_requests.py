@@ -5,8 +5,9 @@ from structlog.testing import capture_logs
 
 from broker.handlers.table import HANDLERS
 from broker.handling.context import Context
+from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.protocol.request import Request
-from broker.slow_requests import SLOW_S, Slow, SlowRequests
+from broker.slow_requests import Slow, SlowRequests
 from runtime.logs import SAID_EVERY_S
 from tests.kit.faulty_metadata import ManualClock
 from tests.kit.record_batches import record_batch
@@ -57,7 +58,7 @@ async def test_a_request_that_takes_long_is_said_with_its_api_and_client(monkeyp
     clock, real = ManualClock(), HANDLERS[METADATA]
 
     async def lagging(context: Context, request: Request[object]) -> object:
-        clock.seconds += SLOW_S
+        clock.seconds += DEFAULT_BROKER_LIMITS.slow_request_s
         return await real(context, request)
 
     async with desk(clock=clock) as broker:
@@ -73,9 +74,8 @@ async def test_a_request_that_takes_long_is_said_with_its_api_and_client(monkeyp
 
 async def test_a_fetch_that_waited_as_long_as_it_asked_for_is_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     slow_s = 0.2
-    monkeypatch.setattr("broker.dispatch.SLOW_S", slow_s)
     clock = ManualClock()
-    async with desk(clock=clock) as broker:
+    async with desk(clock=clock, limits=BrokerLimits(slow_request_s=slow_s)) as broker:
         await broker.node.create("t")
         handle = broker.node.fetch.handle
 
@@ -99,7 +99,7 @@ async def test_a_produce_that_takes_long_is_said(monkeypatch: pytest.MonkeyPatch
         start = broker.node.produce.start
 
         def late(*arguments: object, **named: object) -> object:
-            clock.seconds += SLOW_S
+            clock.seconds += DEFAULT_BROKER_LIMITS.slow_request_s
             return start(*arguments, **named)  # type: ignore[arg-type]
 
         monkeypatch.setattr(broker.node.produce, "start", late)

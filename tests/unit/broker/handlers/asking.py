@@ -19,6 +19,7 @@ from broker.groups.state import GroupSettings
 from broker.handling.administration import Administration
 from broker.handling.context import BrokerParts, Context, TopicDefaults
 from broker.leadership import Leadership, SelfLeadership
+from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.protocol import codec
 from broker.protocol.request import Request
 from broker.roles import OwnRoles
@@ -175,6 +176,7 @@ async def cluster(
     shards: int = 1,
     metadata: FaultyMetadata | None = None,
     roles: Collection[Role] = ALL_ROLES,
+    limits: BrokerLimits = DEFAULT_BROKER_LIMITS,
     group_limits: GroupLimits = DEFAULT_GROUP_LIMITS,
 ) -> AsyncIterator[Cluster]:
     metadata = metadata or FaultyMetadata(MemoryMetadataStore(clock=SystemClock(), shards=shards))
@@ -216,6 +218,7 @@ async def cluster(
             groups=groups,
             administration=Administration(audited.append),
             roles=OwnRoles(roles, brokers=brokers, telemetry=Telemetry()),
+            limits=limits,
         )
         yield Cluster(metadata, clock, Context(parts, LISTENER, "127.0.0.1"), bounds, timestamps, trimmer, producers, audited)
     await metadata.close()

@@ -11,10 +11,11 @@ from broker.fetching.waiters import Waiters
 from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import NOTHING_UNREAD, Produce
 from broker.handling.recompression import Recompression
+from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.protocol.fetch import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from runtime.blocking import Blocking, InlineBlocking
-from runtime.clock import SystemClock
+from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
@@ -162,7 +163,9 @@ async def node(
     replicas: Any = None,
     blocking: Blocking | None = None,
     reads_records: bool = False,
+    request_limits: BrokerLimits = DEFAULT_BROKER_LIMITS,
     fetch_limits: FetchLimits = DEFAULT_FETCH_LIMITS,
+    recompression_clock: Clock | None = None,
 ) -> AsyncIterator[Node]:
     """`is_deaf`: no hint about other brokers' commits arrives."""
     stores = stores or Stores()
@@ -178,8 +181,9 @@ async def node(
         recompression = Recompression(
             blocking=blocking or InlineBlocking(),
             nursery=nursery,
-            clock=SystemClock(),
+            clock=recompression_clock or SystemClock(),
             telemetry=Telemetry(),
+            limits=request_limits,
         )
 
         def make_fetch(limits: FetchLimits) -> Fetch:
@@ -205,6 +209,7 @@ async def node(
                 recompression=recompression,
                 clock=clock,
                 reads_records=reads_records,
+                limits=request_limits,
             ),
             fetch=make_fetch(fetch_limits),
             clock=clock,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.handlers.log import delete_records, describe_producers, list_offsets, produce
-from broker.handlers.topics import create_partitions, create_topics, delete_topics
+from broker.handlers.log import delete_records, describe_producers, list_offsets
 from broker.handling.config_alterations import KEYS_MAX
+from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from storage.log.bounds import LogBounds
 from storage.vocabulary import PartitionId
 from tests.kit.record_batches import record_batch
@@ -115,10 +115,8 @@ async def never(*_: object, **__: object) -> Any:
 @pytest.mark.parametrize("api", ["CreateTopics", "CreatePartitions", "DeleteTopics", "DeleteRecords"])
 async def test_a_store_that_never_answers_ends_a_request_that_would_wait_for_days(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     days_ms = 2**31 - 1
-    for module in (create_topics, create_partitions, delete_topics, delete_records):
-        assert module.TIMEOUT_MS_MAX == 50_000, "less than a handler may take"
-        monkeypatch.setattr(module, "TIMEOUT_MS_MAX", 30)
-    async with cluster() as broker, asyncio.timeout(20):
+    assert DEFAULT_BROKER_LIMITS.administration_timeout_ms_max == 50_000, "less than a handler may take"
+    async with cluster(limits=BrokerLimits(administration_timeout_ms_max=30)) as broker, asyncio.timeout(20):
         await broker.create("t")
         broker.metadata.before_write = never
         match api:
@@ -136,9 +134,8 @@ async def test_a_store_that_never_answers_ends_a_request_that_would_wait_for_day
     assert code is ErrorCode.request_timed_out
 
 
-async def test_rules_of_topics_that_were_forgotten_are_made_anew_from_the_topic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(produce, "RULES_KEPT_MAX", 3)
-    async with node() as broker:
+async def test_rules_of_topics_that_were_forgotten_are_made_anew_from_the_topic() -> None:
+    async with node(request_limits=BrokerLimits(topic_rules_kept_max=3)) as broker:
         for number in range(8):
             await broker.create(f"t{number}", max_message_bytes="1000" if number % 2 else "50")
         for _ in range(2):

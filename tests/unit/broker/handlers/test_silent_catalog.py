@@ -14,6 +14,7 @@ from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.handlers.topics import metadata
 from broker.handling.kio_types import as_uuid
 from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
+from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.protocol.produce import PartitionResult
 from storage.catalog import topics
 from storage.catalog.topics import Topic
@@ -49,12 +50,20 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def scene(monkeypatch: pytest.MonkeyPatch, *, fetch_limits: FetchLimits = DEFAULT_FETCH_LIMITS) -> AsyncIterator[Scene]:
+async def scene(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    request_limits: BrokerLimits = DEFAULT_BROKER_LIMITS,
+    fetch_limits: FetchLimits = DEFAULT_FETCH_LIMITS,
+) -> AsyncIterator[Scene]:
     monkeypatch.setattr(topics, "CACHE_AGE_S", 0.0)
     for name in ("PATIENCE_S", "STALE_PATIENCE_S", "SILENT_PATIENCE_S"):
         monkeypatch.setattr(topics, name, 0.05)
     stores = Stores()
-    async with node(stores, is_deaf=True, fetch_limits=fetch_limits) as broker, node(stores, epoch=8) as other:
+    async with (
+        node(stores, is_deaf=True, request_limits=request_limits, fetch_limits=fetch_limits) as broker,
+        node(stores, epoch=8) as other,
+    ):
         made = Scene(broker, other, await other.create("t"))
         await broker.topics.lookup(["t"])
         get_many = broker.log.metadata.get_many
@@ -143,8 +152,7 @@ async def test_a_client_that_names_a_partition_that_is_not_there_takes_the_topic
 
 
 async def test_an_append_beside_one_for_a_partition_that_is_not_there_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.handlers.log.produce.PATIENCE_S", 0.05)
-    async with scene(monkeypatch) as made:
+    async with scene(monkeypatch, request_limits=BrokerLimits(produce_topics_patience_s=0.05)) as made:
         monkeypatch.setattr(topics, "CACHE_AGE_S", 1_000.0)
         await made.broker.topics.lookup(["t"])
         made.is_silent = True

@@ -18,6 +18,7 @@ from broker.handling.recompression import (
     READ_AT_ONCE_RECORDS_MAX,
     THREADS,
 )
+from broker.limits import BrokerLimits
 from runtime.blocking import ThreadBlocking
 from storage.recordbatch import checksum, parse_header
 from tests.kit.record_batches import NOW_MS, batch_of_records, record, record_batch, varint
@@ -246,8 +247,8 @@ async def test_a_long_line_leaves_in_turns_of_the_loop_and_in_order(patience_s: 
             turns += 1
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(recompression, "WAIT_S_MAX", patience_s)
-    async with node(is_deaf=True, reads_records=True, blocking=gate) as broker, asyncio.TaskGroup() as tasks:
+    limits = BrokerLimits(recompression_wait_s_max=patience_s)
+    async with node(is_deaf=True, reads_records=True, blocking=gate, request_limits=limits) as broker, asyncio.TaskGroup() as tasks:
         await broker.create("t")
         leave = broker.produce._leave_line
         monkeypatch.setattr(broker.produce, "_leave_line", lambda *args: (left_in.append(turns), leave(*args)))
@@ -298,20 +299,18 @@ async def test_what_follows_the_refused_first_batch_of_a_producer_is_told_so_at_
         assert [codes(result) for result in results] == [[ErrorCode.invalid_record], [ErrorCode.out_of_order_sequence_number]]
 
 
-async def test_reading_needs_no_room_among_the_results_of_compressing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recompression, "RESULTS_BYTES_MAX", 0)
-    async with node(is_deaf=True, reads_records=True) as broker:
+async def test_reading_needs_no_room_among_the_results_of_compressing() -> None:
+    async with node(is_deaf=True, reads_records=True, request_limits=BrokerLimits(recompressed_bytes_max=0)) as broker:
         await broker.create("t")
         assert codes(await broker.send(("t", 0, large(b"a")))) == [ErrorCode.none]
         assert await values_of(broker) == [b"a"]
         assert not broker.produce._recompression.lines
 
 
-async def test_what_waits_too_long_to_be_read_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(is_open=True)
-    async with node(is_deaf=True, reads_records=True, blocking=gate) as broker:
+async def test_what_waits_too_long_to_be_read_may_be_sent_again() -> None:
+    gate, limits = Gate(is_open=True), BrokerLimits(recompression_wait_s_max=-1.0)
+    async with node(is_deaf=True, reads_records=True, blocking=gate, request_limits=limits) as broker:
         await broker.create("t")
-        monkeypatch.setattr(recompression, "WAIT_S_MAX", -1.0)
         assert codes(await broker.send(("t", 0, large(b"a")))) == [ErrorCode.request_timed_out]
         assert gate.begun == 0
 

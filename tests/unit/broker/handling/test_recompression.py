@@ -9,12 +9,14 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.handling import recompression
+from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.protocol.produce import PartitionResult
 from runtime.blocking import ThreadBlocking
 from storage.recordbatch import CODEC_MASK, HEADER_BYTES, checksum, parse_header
 from storage.records import decompress_records
 from tests.kit.record_batches import NOW_MS, record_batch
 from tests.unit.broker.handlers.logged import Node, asking, batches_of, node, produce_request
+from tests.unit.process.http.manual_clock import ManualClock
 
 T = TypeVar("T")
 CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
@@ -284,30 +286,27 @@ async def test_lines_take_turns() -> None:
         await asyncio.gather(*many)
 
 
-async def test_what_waited_for_too_long_is_refused_with_all_that_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate()
-    async with node(is_deaf=True, blocking=gate) as broker:
+async def test_what_waited_for_too_long_is_refused_with_all_that_follows_it() -> None:
+    gate, clock = Gate(), ManualClock()
+    async with node(is_deaf=True, blocking=gate, recompression_clock=clock) as broker:
         await broker.create("t", compression_type="lz4")
         one = Source()
         under_way = send(broker, ("t", 0, record_batch(b"0")), source=one)
         late = [send(broker, ("t", 0, record_batch(b"1", codec=codec)), source=one) for codec in (0, 3, 0)]
         await gate.has_begun(1)
-        monkeypatch.setattr(recompression, "WAIT_S_MAX", -1.0)
+        clock.advance(DEFAULT_BROKER_LIMITS.recompression_wait_s_max + 1)
         gate.let()
 
         assert codes(await under_way) == [ErrorCode.none]
         assert [codes(result) for result in await asyncio.gather(*late)] == [[ErrorCode.request_timed_out]] * 3
-        monkeypatch.undo()
         gate.let()
         assert codes(await send(broker, ("t", 0, record_batch(b"2")), source=one)) == [ErrorCode.none]
         assert await values_of(broker) == [b"0", b"2"]
 
 
-async def test_results_that_are_not_answered_yet_are_bounded_however_small_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recompression, "RESULTS_BYTES_MAX", 150_000)
-
+async def test_results_that_are_not_answered_yet_are_bounded_however_small_what_was_sent() -> None:
     gate = Gate(is_open=True)
-    async with node(is_deaf=True, blocking=gate) as broker:
+    async with node(is_deaf=True, blocking=gate, request_limits=BrokerLimits(recompressed_bytes_max=150_000)) as broker:
         await broker.create("t", compression_type="uncompressed")
         sent = [send(broker, ("t", 0, record_batch(bytes(100_000), codec=4)), source=Source()) for _ in range(12)]
         most = 0
@@ -321,9 +320,8 @@ async def test_results_that_are_not_answered_yet_are_bounded_however_small_what_
         assert not broker.produce._recompression.lines
 
 
-async def test_one_request_has_a_bound_of_its_own_and_what_is_beyond_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recompression, "RESULTS_OF_REQUEST_BYTES_MAX", 150_000)
-    async with node(is_deaf=True) as broker:
+async def test_one_request_has_a_bound_of_its_own_and_what_is_beyond_may_be_sent_again() -> None:
+    async with node(is_deaf=True, request_limits=BrokerLimits(recompressed_of_request_bytes_max=150_000)) as broker:
         await broker.create("t", partition_count=4, compression_type="uncompressed")
         results = await broker.send(*(("t", partition, record_batch(bytes(100_000), codec=4)) for partition in range(4)))
 

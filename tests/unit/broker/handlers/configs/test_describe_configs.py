@@ -7,6 +7,7 @@ from kio.schema.errors import ErrorCode
 
 from broker.groups.settings import GroupSettings, group_settings
 from broker.handlers.configs import describe_configs
+from broker.limits import BrokerLimits
 from process.settings.model import Settings
 from storage.catalog.topic_configs import TOPIC_CONFIGS
 from tests.unit.broker.handlers.asking import INTERNAL, Cluster, cluster, error_of
@@ -224,9 +225,8 @@ async def test_a_resource_that_is_named_again_is_described_once_with_all_keys_th
     assert everything == set(TOPIC_CONFIGS)
 
 
-async def test_what_is_beyond_the_bound_of_one_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(describe_configs, "DESCRIBED_MAX", 2)
-    async with cluster() as broker:
+async def test_what_is_beyond_the_bound_of_one_request_is_refused() -> None:
+    async with cluster(limits=BrokerLimits(configs_described_max=2)) as broker:
         for name in ("a", "b", "c"):
             await broker.create(name)
         results = await ask(broker, (TOPIC, "a"), (TOPIC, "missing"), (TOPIC, "b"), (TOPIC, "c"))

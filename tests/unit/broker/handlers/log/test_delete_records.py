@@ -7,6 +7,7 @@ from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode
 
 from broker.handlers.log import delete_records
+from broker.limits import BrokerLimits
 from sim.loop import VirtualLoop
 from storage.errors import NotFound, OffsetOutOfRange, OutcomeUnknown, StorageError, Unavailable
 from storage.log.seen import AGE_S_MAX
@@ -108,16 +109,14 @@ async def test_a_timeout_that_leaves_no_time_deletes_all_the_same(timeout_ms: in
         assert broker.trimmer.calls == [(topic.partition(0), 5)]
 
 
-async def test_what_is_not_done_in_time_is_said_by_partition(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delete_records, "TIMEOUT_MS_MIN", 20)
-
+async def test_what_is_not_done_in_time_is_said_by_partition() -> None:
     class Slow:
         async def trim(self, partition: PartitionId, before: int) -> int:
             if partition.partition == 1:
                 await asyncio.Event().wait()
             return before
 
-    async with cluster() as broker:
+    async with cluster(limits=BrokerLimits(deletion_timeout_ms_min=20)) as broker:
         await broker.create("t", partition_count=2)
         object.__setattr__(broker.context.parts, "trimmer", Slow())
         answers = await ask(broker, ("t", 0, 1), ("t", 1, 1), timeout_ms=20)

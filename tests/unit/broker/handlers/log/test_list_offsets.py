@@ -7,6 +7,7 @@ from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode
 
 from broker.handlers.log import list_offsets
+from broker.limits import BrokerLimits
 from storage.catalog.topics import Topic
 from storage.errors import Corrupt, NotFound, Unavailable
 from storage.log.bounds import LogBounds
@@ -190,9 +191,8 @@ async def test_a_partition_gone_between_two_reads_is_not_invented() -> None:
         assert [answer[0] for answer in await ask(broker, 10, [("t", 0, -1)])] == [ErrorCode.unknown_topic_or_partition]
 
 
-async def test_a_search_that_takes_too_long_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(list_offsets, "SEARCH_PATIENCE_S", 0.05)
-    async with cluster() as broker:
+async def test_a_search_that_takes_too_long_is_refused_alone() -> None:
+    async with cluster(limits=BrokerLimits(search_patience_s=0.05)) as broker:
         topic = await broker.create("t", partition_count=3)
         for partition in range(3):
             set_bounds(broker, topic, partition, 0, 9)

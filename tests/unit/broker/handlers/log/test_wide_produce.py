@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.handlers.log import wide_produce
 from broker.handlers.log.wide_produce import WideProduce, read_wide, write_wide
 from broker.handling.batch_room import BatchRoom
+from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.produce import (
     PARTITIONS_PER_STEP,
@@ -58,8 +58,10 @@ def request_of(*named: tuple[str, int, bytes | None]) -> ProduceRequest:
     return ProduceRequest(None, -1, 30_000, partitions)
 
 
-async def handled(made: Node, request: ProduceRequest, *, room: BatchRoom | None = None) -> list[PartitionResult]:
-    wide = WideProduce(made.produce, room or BatchRoom(telemetry=Telemetry()))
+async def handled(
+    made: Node, request: ProduceRequest, *, room: BatchRoom | None = None, limits: BrokerLimits = DEFAULT_BROKER_LIMITS
+) -> list[PartitionResult]:
+    wide = WideProduce(made.produce, room or BatchRoom(telemetry=Telemetry()), limits=limits)
     async with asyncio.timeout(30):
         return await wide.handle(request, version=9, source="client")
 
@@ -156,13 +158,14 @@ async def test_who_leaves_in_the_middle_leaves_no_room_taken() -> None:
         assert not room.take_now(1), "all of it was free"
 
 
-async def test_what_is_not_begun_in_time_is_refused_and_nothing_of_it_is_appended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide_produce, "BEGIN_S_MAX", 0.05)
+async def test_what_is_not_begun_in_time_is_refused_and_nothing_of_it_is_appended() -> None:
+    limits = BrokerLimits(wide_produce_begin_s_max=0.05)
     room = BatchRoom(telemetry=Telemetry(), batches_max=PARTITIONS_PER_STEP + 1)
     async with node() as made:
         await made.create("t")
         assert room.take_now(PARTITIONS_PER_STEP + 1)
-        results = await handled(made, request_of(*[("t", 0, bytes(record_batch(b"x")))] * (PARTITIONS_PER_STEP + 1)), room=room)
+        request = request_of(*[("t", 0, bytes(record_batch(b"x")))] * (PARTITIONS_PER_STEP + 1))
+        results = await handled(made, request, room=room, limits=limits)
         room.give_back(PARTITIONS_PER_STEP + 1)
 
         assert {result.error_code for result in results} == {ErrorCode.kafka_storage_error}
