@@ -10,13 +10,14 @@ from bench.cases.case import Case, Plan, fresh_broker, metered
 from bench.processes import HOST, Target
 from bench.results import CaseResult, Fact, Run
 from bench.stores import DISK, KAFKA, MEMORY, NATIVE
-from bench.wire import NO_SENDER, Driver, Sender
+from bench.wire import Driver, Sender
 
 DEPTH: Final = 5
 """max.in.flight.requests.per.connection of an idempotent producer."""
 TOPIC: Final = "requests"
 VALUE_BYTES: Final = 100
 PARTITIONS: Final = 500
+MANY_CLIENTS: Final = 32
 RECORDS_PER_BATCH: Final = 10
 WARM_UP: Final = 8
 
@@ -77,19 +78,16 @@ def _run(
     return CaseResult(name, store, what, settings, runs)
 
 
-def _producing(
-    target: Target, count: int, is_null: bool, *, connections: int, partitions: int, records: int, is_idempotent: bool = True
-) -> tuple[Frames, Check]:
+def _producing(target: Target, count: int, is_null: bool, *, connections: int, partitions: int, records: int) -> tuple[Frames, Check]:
     """Producers, one per connection, that write a batch to each partition with every request."""
     now_ms = wire.now_ms()
     encoded = wire.records([b"x" * VALUE_BYTES] * records)
     work: Frames = []
     for _ in range(connections):
-        sender = Sender(next(_next_producer_id), 0) if is_idempotent else NO_SENDER
+        sender = Sender(next(_next_producer_id), 0)
         frames = []
         for number in range(count):
-            first_sequence = number * records if is_idempotent else -1
-            batch = wire.record_batch(encoded, records, now_ms=now_ms, sender=sender, first_sequence=first_sequence)
+            batch = wire.record_batch(encoded, records, now_ms=now_ms, sender=sender, first_sequence=number * records)
             frames.append(wire.produce_request(number, TOPIC, [(partition, batch) for partition in range(partitions)]))
         work.append(frames)
     before = 0 if is_null else clients.end_offsets(target.bootstrap, TOPIC, partitions)
@@ -123,20 +121,17 @@ def _produce_one(plan: Plan, store: str) -> CaseResult:
     )
 
 
-def _produce_one_by_many(plan: Plan, store: str, *, name: str, clients: int, requests: int, is_idempotent: bool = True) -> CaseResult:
-    kind = "idempotent" if is_idempotent else "plain"
+def _produce_one_by_many(plan: Plan, store: str) -> CaseResult:
     return _run(
         plan,
         store,
-        name=name,
-        what=f"{kind} Produce of one 100 B record by {clients} clients at once, five in flight each, one partition",
-        connections=clients,
+        name=f"produce-one-{MANY_CLIENTS}-clients",
+        what=f"idempotent Produce of one 100 B record by {MANY_CLIENTS} clients at once, five in flight each, one partition",
+        connections=MANY_CLIENTS,
         partitions=1,
         records_per_request=1,
-        requests=requests,
-        make=lambda target, count, is_null: _producing(
-            target, count, is_null, connections=clients, partitions=1, records=1, is_idempotent=is_idempotent
-        ),
+        requests=48_000,
+        make=partial(_producing, connections=MANY_CLIENTS, partitions=1, records=1),
     )
 
 
@@ -232,17 +227,9 @@ def _list_offsets(plan: Plan, store: str) -> CaseResult:
     return _asking(plan, store, name="list-offsets", what=what, frame=lambda number: wire.list_offsets_request(number, TOPIC, 1))
 
 
-def _by_many(kind: str, stores: tuple[str, ...], *, clients: int, requests: int, is_idempotent: bool = True) -> Case:
-    name = f"produce-one-{clients}-{kind}"
-    run = partial(_produce_one_by_many, name=name, clients=clients, requests=requests, is_idempotent=is_idempotent)
-    return Case(name, stores, run)
-
-
 CASES: Final = (
     Case("produce-one", (MEMORY, DISK), _produce_one),
-    _by_many("clients", (MEMORY, DISK), clients=32, requests=48_000),
-    _by_many("idempotent", (DISK, NATIVE), clients=1_000, requests=40_000),
-    _by_many("plain", (DISK, NATIVE), clients=1_000, requests=40_000, is_idempotent=False),
+    Case("produce-one-32-clients", (MEMORY, DISK), _produce_one_by_many),
     Case("produce-500-in-one", (MEMORY, DISK, NATIVE), _produce_everywhere),
     Case("api-versions", (MEMORY,), _api_versions),
     Case("metadata", (MEMORY, DISK, NATIVE), _metadata),
