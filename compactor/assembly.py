@@ -9,10 +9,11 @@ from typing import Final
 
 from compactor.collector import CollectorPolicy
 from compactor.footprint import Footprint
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.measures import SEGMENT_AGE_SECONDS, Measures
 from compactor.pace import Pace, PacedObjects
 from compactor.plan import CompactionPolicy
-from compactor.round import RoundLimits
+from compactor.round import RoundPolicy
 from compactor.tidy_plan import TidyPolicy
 from compactor.upkeep import Upkeep
 from process.cost.meter import CostMeter
@@ -109,6 +110,7 @@ async def open_compactor(
     stores: Callable[[Telemetry], contextlib.AbstractAsyncContextManager[Stores]] | None = None,
     policy: CompactionPolicy | None = None,
     is_paced: bool = True,
+    limits: CompactorLimits = DEFAULT_LIMITS,
 ) -> AsyncIterator[Compactor]:
     """A compactor over the stores of the settings, or over those that `stores` opens. Raises `StartError` for what the operator must fix.
 
@@ -140,7 +142,7 @@ async def open_compactor(
             raise StartError(str(error), exit_code=EXIT_UNREACHABLE) from error
         blocking = ThreadBlocking(threads=1, name="spool")
         closing.callback(blocking.close)
-        measures = Measures(telemetry, clock)
+        measures = Measures(telemetry, clock, limits=limits)
         telemetry.gauge(SEGMENT_AGE_SECONDS).set(settings.compactor.segment_age.total_seconds())
         pace = Pace(settings.compactor.io_bytes_per_s if is_paced else 0, clock=clock, telemetry=telemetry)
         folder = settings.compactor.spool_dir
@@ -166,7 +168,7 @@ async def open_compactor(
             ids=ids,
             clock=clock,
             policy=policy or policy_of(settings),
-            limits=RoundLimits(
+            rounds=RoundPolicy(
                 slice_bytes_max=settings.compactor.spool_bytes,
                 segment_bytes_max=settings.compactor.memory_bytes,
                 spool_folder=None if folder is None else Path(folder),
@@ -177,6 +179,7 @@ async def open_compactor(
             tidying=TidyPolicy(producer_expiration_ms=settings.kafka.producer_id_expiration // timedelta(milliseconds=1)),
             http=lambda: compactor.address,
             footprint=footprint,
+            limits=limits,
         )
         closing.push_async_callback(upkeep.close)
         interval_s = settings.compactor.interval.total_seconds()

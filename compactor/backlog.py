@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 import msgspec
 
-from compactor.compaction import ENTRIES_MAX
 from compactor.discovery import FoundTopic, active_topics, control_pages
+from compactor.limits import DEFAULT_LIMITS
 from compactor.plan import CompactionPolicy, age_due_ms, count_due
 from runtime.clock import Clock
 from runtime.ulid import ulid_ms
@@ -66,7 +66,8 @@ async def read_backlog(
         unreadable[PartitionKeys(partition).control.path] = str(error)
 
     for topic in found:
-        async with contextlib.aclosing(control_pages(metadata, topic.partitions(), unreadable=note)) as pages:
+        found_pages = control_pages(metadata, topic.partitions(), unreadable=note, controls_per_read=DEFAULT_LIMITS.controls_per_read)
+        async with contextlib.aclosing(found_pages) as pages:
             async for page in pages:
                 for one in page:
                     partitions += 1
@@ -106,7 +107,7 @@ async def _of_partition(
             async for page in pages:
                 entries += page
                 filled_bytes += sum([entry.size_bytes for entry in page])
-                if filled_bytes >= policy.segment_bytes or len(entries) >= ENTRIES_MAX:
+                if filled_bytes >= policy.segment_bytes or len(entries) >= DEFAULT_LIMITS.segment_entries_max:
                     break
     if not entries:
         return None
@@ -140,9 +141,11 @@ async def _why(
         return f"is being compacted: {state}"
     if attempt is not None:
         return f"due: a compactor died at {decode_attempt(attempt.value, path=attempt.path).state.value}"
-    if count_due(entries, now_ms=clock.now_ms(), policy=policy):
+    inline_bytes_many = DEFAULT_LIMITS.inline_bytes_many
+    if count_due(entries, now_ms=clock.now_ms(), policy=policy, inline_bytes_many=inline_bytes_many):
         return "due"
-    left_s = max(0, since_ms + age_due_ms(entries, policy) - clock.now_ms()) // 1_000
+    age_ms = age_due_ms(entries, policy, inline_bytes_many=inline_bytes_many)
+    left_s = max(0, since_ms + age_ms - clock.now_ms()) // 1_000
     full = 100 * max(
         filled_bytes / policy.segment_bytes, len(entries) / policy.entries_due, inline_bytes(entries) / policy.inline_bytes_due
     )

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from compactor.footprint import Footprint
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.records import Records
 from compactor.references import References, read_control
 from runtime.clock import Clock
@@ -50,14 +51,11 @@ HEADER_READ_BYTES: Final = 32 * 1024
 """The headers of objects with up to 900 slices; longer ones take a second GET."""
 TOGETHER: Final = 16
 """Headers, and partitions, that are read side by side."""
-DELETED_TOGETHER: Final = 500
 REMEMBERED_SLICES_MAX: Final = 100_000
 """Slices of live WAL objects whose headers are not read again, about 20 MiB."""
 T = TypeVar("T")
 CYCLE_OBJECTS_MAX: Final = 10_000
 BATCH_OBJECTS_MAX: Final = 2_000
-SLICES_MAX: Final = 500_000
-"""Partitions of the objects of one batch, counted for each object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,10 +154,12 @@ class Collector:
         deletions: Deletions | None = None,
         policy: CollectorPolicy | None = None,
         footprint: Footprint | None = None,
+        limits: CompactorLimits = DEFAULT_LIMITS,
     ) -> None:
         """`deletions` counts for all that delete in this process; None: this collector is the only one. `footprint` sums its lists."""
         self._footprint = footprint
-        self._records = Records(metadata)
+        self._limits = limits
+        self._records = Records(metadata, limits=limits)
         self._deletions = deletions or Deletions(metadata, objects, ids=references.ids, clock=clock)
         self._objects = objects
         self._references = references
@@ -309,8 +309,9 @@ class Collector:
             # Once more: the metadata may have been put back, and the count may be in the older ones (model F-restore-looked-once).
             free = _not_kept(await self._certainly_free(free, revoke, report), known, report)
             keys = [one.key for one in free]
-            for begin in range(0, len(keys), DELETED_TOGETHER):
-                await self._objects.delete_many(keys[begin : begin + DELETED_TOGETHER])
+            count_max = self._limits.objects_per_delete
+            for begin in range(0, len(keys), count_max):
+                await self._objects.delete_many(keys[begin : begin + count_max])
         report.deleted += len(free)
         report.deleted_bytes += sum(one.size_bytes for one in free)
 
@@ -367,7 +368,7 @@ class Collector:
 
         async def judge(stat: ObjectStat) -> None:
             nonlocal slices
-            if slices > SLICES_MAX:
+            if slices > self._limits.collected_slices_max:
                 report.unsure += 1  # for the next cycle
                 return
             try:

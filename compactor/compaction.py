@@ -17,8 +17,9 @@ from typing import Final
 
 from compactor.claim import Claims
 from compactor.cursor import CursorRefusal, move_cursor
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.plan import CompactionPolicy, age_due_ms, count_due, in_runs
-from compactor.records import KEYS_PER_DELETE, Records
+from compactor.records import Records
 from compactor.slices import Slices, correct_times, doubtful_batches, stamp
 from runtime.blocking import Blocking, InlineBlocking
 from runtime.clock import Clock
@@ -38,7 +39,6 @@ from storage.formats.control import (
     inline_bytes,
 )
 from storage.formats.segment_writer import SegmentWriter
-from storage.limits import MIB
 from storage.log.entry_scan import EntriesMoved, uncompacted_pages
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import (
@@ -55,13 +55,6 @@ from storage.metadata.port import (
 from storage.objects.port import ObjectStore
 from storage.recordbatch import NO_TIMESTAMP
 from storage.vocabulary import ObjectId, PartitionId
-
-ENTRIES_MAX: Final = 20_000
-"""Entries of one segment: what is planned at a time takes about 10 MiB."""
-INLINE_BYTES_READ_MAX: Final = 1 * MIB
-"""What entries of one segment carry, and a page more: it stays in memory until the segment is made, and no spool takes it."""
-READ_BYTES_MAX: Final = 8 * MIB
-"""Slices that are read at a time, beside the segment that is made of them."""
 
 
 class CompactionEnd(Enum):
@@ -140,9 +133,10 @@ class Compaction:
         entropy: Entropy = os.urandom,
         claims: Claims | None = None,
         blocking: Blocking | None = None,
+        limits: CompactorLimits = DEFAULT_LIMITS,
     ) -> None:
         """`claims`: those that others share which work at no partition at the same time. `blocking` reads times of records."""
-        self._records = Records(metadata, entropy=entropy)
+        self._records = Records(metadata, entropy=entropy, limits=limits)
         self._objects = objects
         self._claims = claims or Claims(self._records, name=ids.random_uuid().encode(), session=session)
         self._running: set[PartitionId] = set()
@@ -150,6 +144,7 @@ class Compaction:
         self._clock = clock
         self._policy = policy or CompactionPolicy()
         self._blocking = blocking or InlineBlocking()
+        self._limits = limits
 
     async def begin(self, partition: PartitionId) -> CompactionTask | CompactionResult:
         """Finish what an earlier attempt has begun; else say what becomes a segment, if one is due. A task keeps the partition claimed."""
@@ -212,7 +207,7 @@ class Compaction:
             attempt.is_done = True
             return CompactionResult(CompactionEnd.GONE)
         found_entries = await self._waiting(keys, control)
-        due = count_due(found_entries, now_ms=self._clock.now_ms(), policy=self._policy)
+        due = count_due(found_entries, now_ms=self._clock.now_ms(), policy=self._policy, inline_bytes_many=self._limits.inline_bytes_many)
         if not due:
             attempt.is_done = True
             if not found_entries:
@@ -222,17 +217,18 @@ class Compaction:
                 CompactionEnd.NOTHING_DUE,
                 waiting_bytes=sum([entry.size_bytes for entry in found_entries]),
                 waiting_since_ms=since_ms,
-                due_ms=since_ms + age_due_ms(found_entries, self._policy),
+                due_ms=since_ms + age_due_ms(found_entries, self._policy, inline_bytes_many=self._limits.inline_bytes_many),
             )
         entries = found_entries[:due]
         return CompactionTask(partition, entries, sum([entry.size_bytes for entry in entries]), control, keys, claim, attempt)
 
     async def _waiting(self, keys: PartitionKeys, control: Control) -> Sequence[Entry]:
-        """The first entries above the cursor: no more than fill a segment, or carry INLINE_BYTES_READ_MAX. None if keys moved while they
+        """The first entries above the cursor: no more than fill a segment, or carry `inline_bytes_read_max`. None if keys moved while they
         were read: another compaction is faster, or retention.
         """
         entries: list[Entry] = []
         filled_bytes = carried_bytes = 0
+        carried_bytes_max = max(self._limits.inline_bytes_read_max, self._policy.inline_bytes_due)
         try:
             begin = max(control.compaction_cursor, control.log_start)
             async with contextlib.aclosing(uncompacted_pages(self._records.metadata, keys, control, begin)) as pages:
@@ -242,8 +238,8 @@ class Compaction:
                     carried_bytes += inline_bytes(page)
                     if (
                         filled_bytes >= self._policy.segment_bytes
-                        or len(entries) >= ENTRIES_MAX
-                        or carried_bytes >= max(INLINE_BYTES_READ_MAX, self._policy.inline_bytes_due)
+                        or len(entries) >= self._limits.segment_entries_max
+                        or carried_bytes >= carried_bytes_max
                     ):
                         break
         except EntriesMoved:
@@ -279,7 +275,7 @@ class Compaction:
     async def _write_segment(self, task: CompactionTask, object_id: ObjectId, slices: Slices) -> SegmentEntry:
         entries = task.entries
         writer = SegmentWriter(task.partition, object_id, entries[0].base, block_bytes=self._policy.block_bytes)
-        for together in in_runs(entries, bytes_max=READ_BYTES_MAX):
+        for together in in_runs(entries, bytes_max=self._limits.slice_read_bytes_max):
             runs = [stamp(entry, parts, task.partition) for entry, parts in zip(together, await slices.read(together), strict=True)]
             doubtful = [batch for run in runs for batch in doubtful_batches(run)]
             if doubtful:
@@ -353,7 +349,7 @@ class Compaction:
         """The chunks that end below the cursor. One that holds the cursor stays (model F-base)."""
         first, end = keys.index(0), keys.index(cursor).path
         # A chunk has an entry at least, and what earlier compactions made garbage has gone with them.
-        if entries is not None and entries <= KEYS_PER_DELETE:
+        if entries is not None and entries <= self._limits.keys_per_delete:
             await self._records.delete_few(first, end)
         else:
             await self._records.delete_range(first, end)

@@ -13,7 +13,6 @@ from storage.metadata.port import MetadataStore
 from storage.vocabulary import PartitionId, TopicId
 
 TOPICS_PER_TURN: Final = 250
-CONTROLS_PER_READ: Final = 250
 
 
 class FoundTopic(NamedTuple):
@@ -55,11 +54,15 @@ async def active_topics(metadata: MetadataStore, *, unreadable: Callable[[str, S
 
 
 async def control_pages(
-    metadata: MetadataStore, partitions: Sequence[PartitionId], *, unreadable: Callable[[PartitionId, StorageError], None]
+    metadata: MetadataStore,
+    partitions: Sequence[PartitionId],
+    *,
+    unreadable: Callable[[PartitionId, StorageError], None],
+    controls_per_read: int,
 ) -> AsyncGenerator[list[FoundPartition], None]:
-    """The control records of `partitions`, some at a time. Those that do not exist are left out. Raises `Unavailable`."""
-    for begin in range(0, len(partitions), CONTROLS_PER_READ):
-        page = partitions[begin : begin + CONTROLS_PER_READ]
+    """The control records of `partitions`, `controls_per_read` at a time. Those that do not exist are left out. Raises `Unavailable`."""
+    for begin in range(0, len(partitions), controls_per_read):
+        page = partitions[begin : begin + controls_per_read]
         wanted = [PartitionKeys(partition) for partition in page]
         records = await metadata.get_many([key for one in wanted for key in (one.control, one.compaction)])
         found = []

@@ -10,26 +10,20 @@ So each list is asked for with the epochs that were noted until then, and what i
 
 import asyncio
 from collections.abc import Collection
-from typing import Final
 
-from compactor.records import CALL_TIMEOUT_S
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from runtime.clock import Clock
 from storage.catalog.live_brokers import read_live
 from storage.errors import Unavailable
 from storage.metadata.port import MetadataStore, Session
 
-NOTED_MAX: Final = 4_096
-GONE_KEPT_MAX: Final = 4_096
-"""Epochs known to be gone. Of more, those that were found first are asked for again when they are met."""
-ALIVE_FOR_S: Final = 600.0
-"""An epoch that a list has is not asked for again for so long."""
-
 
 class GoneBrokers:
     """What one process knows. `note` epochs that were read in control records, then `ask`."""
 
-    def __init__(self, metadata: MetadataStore, *, clock: Clock) -> None:
+    def __init__(self, metadata: MetadataStore, *, clock: Clock, limits: CompactorLimits = DEFAULT_LIMITS) -> None:
         self._metadata = metadata
+        self._limits = limits
         self._clock = clock
         self._noted: dict[int, None] = {}
         self._gone: dict[int, None] = {}
@@ -45,7 +39,7 @@ class GoneBrokers:
         """`epochs` have been read. Those of which nothing is known are asked for next time."""
         alive = self._alive if self._clock.monotonic_s() < self._alive_until_s else frozenset()
         for epoch in epochs:
-            if epoch not in self._gone and epoch not in alive and len(self._noted) < NOTED_MAX:
+            if epoch not in self._gone and epoch not in alive and len(self._noted) < self._limits.noted_brokers_max:
                 self._noted[epoch] = None
 
     @property
@@ -60,13 +54,13 @@ class GoneBrokers:
         named = frozenset(self._noted)
         self._asked += 1
         try:
-            async with asyncio.timeout(CALL_TIMEOUT_S):
+            async with asyncio.timeout(self._limits.call_timeout_s):
                 records = await read_live(self._metadata, session, number=self._asked)
         except TimeoutError:
-            raise Unavailable(f"metadata did not say which brokers are live: after_s={CALL_TIMEOUT_S}") from None
+            raise Unavailable(f"metadata did not say which brokers are live: after_s={self._limits.call_timeout_s}") from None
         live = frozenset([record.version for record in records])
         self._noted = {epoch: None for epoch in self._noted if epoch not in named}
-        self._alive, self._alive_until_s = live, self._clock.monotonic_s() + ALIVE_FOR_S
+        self._alive, self._alive_until_s = live, self._clock.monotonic_s() + self._limits.broker_alive_for_s
         self._gone.update(dict.fromkeys(sorted(named - live)))
-        while len(self._gone) > GONE_KEPT_MAX:
+        while len(self._gone) > self._limits.gone_brokers_kept_max:
             del self._gone[next(iter(self._gone))]

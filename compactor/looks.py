@@ -1,14 +1,12 @@
 """What the last look at a partition found: so that one that has not changed, and is not due yet, costs one read of its control record."""
 
 from collections.abc import Container
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from compactor.discovery import FoundPartition
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from storage.formats.control import LogState
 from storage.vocabulary import PartitionId
-
-LOOKS_KEPT_MAX: Final = 200_000
-"""Partitions remembered: 50 MiB. A further one is looked at in each cycle."""
 
 
 class LastLook(NamedTuple):
@@ -26,7 +24,8 @@ class LastLook(NamedTuple):
 class Looks:
     """What one compactor remembers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, limits: CompactorLimits = DEFAULT_LIMITS) -> None:
+        self._kept_max = limits.looks_kept_max
         self._kept: dict[PartitionId, LastLook] = {}
 
     def is_due(self, found: FoundPartition, *, now_ms: int) -> bool:
@@ -42,7 +41,7 @@ class Looks:
         return kept is None or now_ms >= kept.again_ms or kept.version != found.version
 
     def note(self, partition: PartitionId, look: LastLook) -> None:
-        if partition in self._kept or len(self._kept) < LOOKS_KEPT_MAX:
+        if partition in self._kept or len(self._kept) < self._kept_max:
             self._kept[partition] = look
 
     def forget(self, partition: PartitionId) -> None:

@@ -9,6 +9,7 @@ import structlog
 
 from compactor.collector import CollectionReport, UploadsReport
 from compactor.compaction import CompactionResult
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.looks import Looks
 from compactor.purge import PurgeResult
 from compactor.round import RoundReport
@@ -77,7 +78,6 @@ SUCCESS_AGE_SECONDS: Final = Metric(
 
 SAID_AGAIN_S: Final = 600.0
 """A failure that goes on is said again after this long."""
-SAID_KEPT_MAX: Final = 1_000
 
 _log = structlog.get_logger("compactor")
 
@@ -121,8 +121,9 @@ class CycleReport:
 class Measures:
     """Counts for one process."""
 
-    def __init__(self, telemetry: Telemetry, clock: Clock) -> None:
+    def __init__(self, telemetry: Telemetry, clock: Clock, *, limits: CompactorLimits = DEFAULT_LIMITS) -> None:
         self._clock = clock
+        self._failures_said_max = limits.failures_said_max
         self._compactions = telemetry.counter(COMPACTIONS)
         self._recoveries = telemetry.counter(RECOVERIES)
         self._cycles = telemetry.counter(CYCLES)
@@ -287,9 +288,9 @@ class Measures:
         said_s = self._said_s.get(about)
         if said_s is not None and now_s - said_s < SAID_AGAIN_S:
             return
-        if len(self._said_s) >= SAID_KEPT_MAX:
+        if len(self._said_s) >= self._failures_said_max:
             self._said_s = {key: at_s for key, at_s in self._said_s.items() if now_s - at_s < SAID_AGAIN_S}
-        if said_s is not None or len(self._said_s) < SAID_KEPT_MAX:
+        if said_s is not None or len(self._said_s) < self._failures_said_max:
             self._said_s[about] = now_s
             log(event, **facts)
 

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from compactor.claim import Claims
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.merge_plan import MergePolicy, MergeRefusal, begin_rewriting, choose, is_inside, merge_of
 from compactor.records import Records
 from runtime.ids import Entropy, IdSource
@@ -28,15 +29,10 @@ from storage.metadata.port import Applied, Key, MetadataStore, Put, Record, Sess
 from storage.objects.port import ObjectStore
 from storage.vocabulary import ObjectId, PartitionId
 
-LOOKED_AT_MAX: Final = 64
-"""Segments that one plan looks at, from the newest back."""
-LARGE_PASSED_MAX: Final = 4
-"""Segments that are not small, behind which a plan does not look."""
 TOUCHES_MAX: Final = 4
 """Against others that touch the same sources at the same time."""
 ROUNDS_MAX: Final = 4
 """Scans of a merge's keys, each of which but the last is followed by puts."""
-KEYS_PER_PUT: Final = 500
 
 
 class MergeEnd(Enum):
@@ -95,9 +91,11 @@ class Merging:
         policy: MergePolicy | None = None,
         entropy: Entropy = os.urandom,
         claims: Claims | None = None,
+        limits: CompactorLimits = DEFAULT_LIMITS,
     ) -> None:
         """`claims`: as of a `Compaction`."""
-        self._records = Records(metadata, entropy=entropy)
+        self._limits = limits
+        self._records = Records(metadata, entropy=entropy, limits=limits)
         self._objects = objects
         self._claims = claims or Claims(self._records, name=ids.random_uuid().encode(), session=session)
         self._ids = ids
@@ -164,7 +162,8 @@ class Merging:
         found: list[_Source] = []
         large = 0
         end = 0 if control.segment is None else control.segment.base
-        while end > control.log_start and len(found) < LOOKED_AT_MAX and large < LARGE_PASSED_MAX:
+        count_max, large_max = self._limits.merge_segments_read_max, self._limits.merge_large_passed_max
+        while end > control.log_start and len(found) < count_max and large < large_max:
             (record,) = await self._records.get(keys.segment(end - 1))
             if record is None:
                 break  # it is on its way, or what was there had been deleted when what follows was compacted
@@ -280,7 +279,7 @@ class Merging:
                         raise Unavailable(f"a merge was merged meanwhile: key={path!r} merged={merged.object_id}")
                     is_whole = False
                     puts.append(Put(Key(path, keys.partition_key), encode(SegmentFact(entry=merged)), record.version))
-                    if len(puts) == KEYS_PER_PUT:
+                    if len(puts) == self._limits.merge_keys_per_put:
                         await self._records.write(puts)
                         puts = []
             if puts:

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.records import Records
 from runtime.clock import Clock
 from runtime.ids import Entropy
@@ -28,16 +29,9 @@ from storage.metadata.version_watch import read_certainly
 from storage.objects.port import ObjectStat, ObjectStore
 from storage.vocabulary import ObjectId, PartitionId, TopicId
 
-RECORDS_PER_RUN: Final = 10_000
 PARTITIONS_PER_RUN: Final = 1_000
-PARTITIONS_TOGETHER: Final = 16
-OBJECTS_PER_DELETE: Final = 1_000
-FAILED_MAX: Final = 100
-"""A run ends when this many partitions could not be purged; the next one goes on behind them."""
 PAST: Final = 1 << 32
 """Above all numbers of partitions: the topic is done with."""
-KEPT_MAX: Final = 100_000
-"""Topics of which the last look is remembered: 30 MiB. The others are looked at in each round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +114,10 @@ class Purge:
         clock: Clock,
         policy: PurgePolicy | None = None,
         entropy: Entropy = os.urandom,
+        limits: CompactorLimits = DEFAULT_LIMITS,
     ) -> None:
-        self._records = Records(metadata, entropy=entropy)
+        self._limits = limits
+        self._records = Records(metadata, entropy=entropy, limits=limits)
         self._objects = objects
         self._deletions = deletions
         self._clock = clock
@@ -157,7 +153,7 @@ class Purge:
                 if topic is not None and (begun or self._is_due(topic_id, now_s)) and is_share(topic_id):
                     due.append(topic)
                     partitions += topic.logs - begun
-                if scanned == RECORDS_PER_RUN or partitions > self._policy.partitions_per_run:
+                if scanned == self._limits.purge_records_per_run or partitions > self._policy.partitions_per_run:
                     return due, topic_id
         return due, ""
 
@@ -188,7 +184,7 @@ class Purge:
             if self._is_enough(tally):
                 return False
             first, found = self._place.partition, tally.found
-            stop = min(first + PARTITIONS_TOGETHER, topic.logs)
+            stop = min(first + self._limits.purge_partitions_together, topic.logs)
             await self._purge_partitions([PartitionId(topic.topic_id, number) for number in range(first, stop)], tally)
             self._place = _Place(topic.topic_id, stop, self._place.is_clean and tally.found == found)
         found = tally.found
@@ -202,7 +198,7 @@ class Purge:
         return (
             tally.partitions >= self._policy.partitions_per_run
             or tally.objects >= self._policy.objects_per_run
-            or len(tally.failed) >= FAILED_MAX
+            or len(tally.failed) >= self._limits.purge_failed_max
         )
 
     def _note(self, topic_id: TopicId, *, is_clean: bool) -> None:
@@ -210,7 +206,7 @@ class Purge:
         pause_s = self._policy.pause_s
         if is_clean and before is not None:
             pause_s = min(2 * before.pause_s, self._policy.pause_s_max)
-        if before is not None or len(self._looks) < KEPT_MAX:
+        if before is not None or len(self._looks) < self._limits.purged_topics_kept_max:
             self._looks[topic_id] = _Look(self._clock.monotonic_s() + pause_s, pause_s)
 
     async def _purge_partitions(self, partitions: Sequence[PartitionId], tally: _Tally) -> None:
@@ -252,7 +248,7 @@ class Purge:
                     if known.keeps(ObjectId(one.key.rsplit("/", 1)[1])):
                         continue
                     batch.append(one)
-                    if len(batch) == OBJECTS_PER_DELETE:
+                    if len(batch) == self._limits.purge_objects_per_delete:
                         await self._delete(topic_id, batch, tally)
                         batch = []
                         if self._is_enough(tally):

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from typing import TypeVar
 
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from runtime.ids import Entropy
 from storage.catalog.records import ATTEMPTS_MAX, given_up, pause
 from storage.errors import Unavailable
@@ -26,18 +27,17 @@ from storage.metadata.port import (
     WriteOutcome,
 )
 
-CALL_TIMEOUT_S: Final = 10.0
-KEYS_PER_DELETE: Final = 1_000
-
 T = TypeVar("T")
 
 
 class Records:
-    """Calls raise `Unavailable` after `CALL_TIMEOUT_S`; a write without an answer by then is `Unknown`."""
+    """Calls raise `Unavailable` after `call_timeout_s`; a write without an answer by then is `Unknown`."""
 
-    def __init__(self, metadata: MetadataStore, *, entropy: Entropy = os.urandom) -> None:
+    def __init__(self, metadata: MetadataStore, *, entropy: Entropy = os.urandom, limits: CompactorLimits = DEFAULT_LIMITS) -> None:
         self.metadata = metadata
         self._entropy = entropy
+        self._call_timeout_s = limits.call_timeout_s
+        self._keys_per_delete = limits.keys_per_delete
 
     async def get(self, *keys: Key) -> list[Record | None]:
         return await self._within(self.metadata.get_many(keys))
@@ -57,10 +57,10 @@ class Records:
 
     async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
         try:
-            async with asyncio.timeout(CALL_TIMEOUT_S):
+            async with asyncio.timeout(self._call_timeout_s):
                 return await self.metadata.write(ops)
         except TimeoutError:
-            return Unknown(f"no answer after {CALL_TIMEOUT_S} s")
+            return Unknown(f"no answer after {self._call_timeout_s} s")
 
     async def change_control(
         self,
@@ -100,13 +100,14 @@ class Records:
     async def delete_range(self, first: Key, end: str) -> int:
         """Delete the keys from `first` up to `end` that are there now, in bounded steps. Return how many."""
         paths = await self.list(first, end)
-        for begin in range(0, len(paths), KEYS_PER_DELETE):
-            stop = paths[begin + KEYS_PER_DELETE] if begin + KEYS_PER_DELETE < len(paths) else end
+        step = self._keys_per_delete
+        for begin in range(0, len(paths), step):
+            stop = paths[begin + step] if begin + step < len(paths) else end
             await self.delete_few(Key(paths[begin], first.partition_key), stop)
         return len(paths)
 
     async def delete_few(self, first: Key, end: str) -> None:
-        """Delete the keys from `first` up to `end` in one step: the caller knows that they are about `KEYS_PER_DELETE` at most."""
+        """Delete the keys from `first` up to `end` in one step: the caller knows that they are about `keys_per_delete` at most."""
         outcome = await self.write([DeleteRange(first, end)])
         if not isinstance(outcome, Applied):
             raise Unavailable(f"keys were not deleted: from={first.path!r} cause={outcome.reason!r}")
@@ -118,7 +119,7 @@ class Records:
 
     async def _within(self, call: Awaitable[T]) -> T:
         try:
-            async with asyncio.timeout(CALL_TIMEOUT_S):
+            async with asyncio.timeout(self._call_timeout_s):
                 return await call
         except TimeoutError:
-            raise Unavailable(f"metadata did not answer: after_s={CALL_TIMEOUT_S}") from None
+            raise Unavailable(f"metadata did not answer: after_s={self._call_timeout_s}") from None

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.records import Records
 from runtime.ids import Entropy, IdSource
 from storage.catalog.topic_records import decode_topic_id
@@ -28,7 +29,6 @@ from storage.metadata.version_watch import read_certainly
 from storage.vocabulary import ObjectId, PartitionId
 
 VALUES_PER_READ: Final = 200
-CHUNKS_PER_TURN: Final = 64
 _VALUE: Final = b"{}"
 
 
@@ -65,8 +65,17 @@ class References:
     `OutcomeUnknown`.
     """
 
-    def __init__(self, metadata: MetadataStore, *, session: Session, ids: IdSource, entropy: Entropy = os.urandom) -> None:
-        self._records = Records(metadata, entropy=entropy)
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        *,
+        session: Session,
+        ids: IdSource,
+        entropy: Entropy = os.urandom,
+        limits: CompactorLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self._records = Records(metadata, entropy=entropy, limits=limits)
+        self._chunks_per_turn = limits.chunks_per_turn
         self._session = session
         self.ids = ids
 
@@ -200,7 +209,7 @@ class References:
         number = 0
         async for record in self._records.metadata.range_scan(start, end):
             number += 1
-            if number % CHUNKS_PER_TURN == 0:
+            if number % self._chunks_per_turn == 0:
                 await asyncio.sleep(0)
             yield record
 

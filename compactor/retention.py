@@ -12,9 +12,10 @@ import contextlib
 import os
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from compactor.records import CALL_TIMEOUT_S, KEYS_PER_DELETE, Records
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
+from compactor.records import Records
 from compactor.retention_plan import RetentionLimits, RetentionPlan
 from compactor.tidy_plan import Tidied, TidyPolicy, questioned_writers, tidied
 from runtime.clock import Clock
@@ -26,9 +27,6 @@ from storage.log.index_chunks import put_chunk
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, Delete, Key, MetadataStore, Status, WriteOp
 from storage.vocabulary import PartitionId
-
-KEPT_MAX: Final = 200_000
-"""The last look at each takes 250 bytes. Beyond them a partition is looked at whenever somebody asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +70,10 @@ class Retention:
         *,
         policy: TidyPolicy | None = None,
         gone: Callable[[Collection[int]], Collection[int]] = nobody,
+        limits: CompactorLimits = DEFAULT_LIMITS,
     ) -> None:
-        self._records = Records(metadata, entropy=entropy)
+        self._limits = limits
+        self._records = Records(metadata, entropy=entropy, limits=limits)
         self._clock = clock
         self._policy = policy or TidyPolicy()
         self._gone = gone
@@ -96,7 +96,7 @@ class Retention:
 
     def questioned_writers(self, control: Control) -> Collection[int]:
         """Broker epochs that a record names, and of which `gone` should know before a run."""
-        return questioned_writers(control, self._policy, now_ms=self._clock.now_ms())
+        return questioned_writers(control, self._policy, now_ms=self._clock.now_ms(), dead_writers_max=self._limits.dead_writers_max)
 
     def keep_only(self, partitions: frozenset[PartitionId]) -> None:
         """Others are gone, or somebody else's."""
@@ -127,15 +127,16 @@ class Retention:
         if cleaned_to < log_start:
             removed_keys, is_clean = await self._delete_keys(keys, log_start)
             cleaned_to = log_start if is_clean else cleaned_to
-        if before is not None or len(self._looks) < KEPT_MAX:
+        if before is not None or len(self._looks) < self._limits.retention_looks_kept_max:
             self._looks[partition] = _Look(limits, log_start, plan.again_ms, plan.again_bytes, cleaned_to)
         return RetentionResult(log_start, log_start - control.log_start, removed_keys)
 
     def _tidied(self, control: Control, log_start: int, now_ms: int) -> Tidied | None:
-        return tidied(control, log_start, self._policy, now_ms=now_ms, gone=self._gone(control.writers))
+        gone = self._gone(control.writers)
+        return tidied(control, log_start, self._policy, now_ms=now_ms, gone=gone, dead_writers_max=self._limits.dead_writers_max)
 
     async def _plan(self, keys: PartitionKeys, control: Control, limits: RetentionLimits, now_ms: int) -> RetentionPlan:
-        plan = RetentionPlan(limits, control, now_ms=now_ms)
+        plan = RetentionPlan(limits, control, now_ms=now_ms, sizes_kept_max=self._limits.retention_sizes_kept_max)
         if limits.is_endless or control.log_start == control.sequence_counter:
             return plan
         async with contextlib.aclosing(self._pages(keys, control)) as pages:
@@ -146,13 +147,14 @@ class Retention:
 
     async def _pages(self, keys: PartitionKeys, control: Control) -> AsyncGenerator[list[EntrySource], None]:
         """The entries from log_start on, each page within the deadline."""
+        timeout_s = self._limits.call_timeout_s
         async with contextlib.aclosing(entry_pages(self._records.metadata, keys, control, control.log_start)) as pages:
             while True:
                 try:
-                    async with asyncio.timeout(CALL_TIMEOUT_S):
+                    async with asyncio.timeout(timeout_s):
                         page = await anext(pages, None)
                 except TimeoutError:
-                    raise Unavailable(f"metadata did not answer: op=range_scan after_s={CALL_TIMEOUT_S}") from None
+                    raise Unavailable(f"metadata did not answer: op=range_scan after_s={timeout_s}") from None
                 if page is None:
                     return
                 yield page
@@ -187,7 +189,7 @@ class Retention:
             async with contextlib.aclosing(self._records.scan(start, end)) as records:
                 async for record in records:
                     ops.append(Delete(Key(record.path, keys.partition_key), record.version))
-                    if len(ops) >= KEYS_PER_DELETE:
+                    if len(ops) >= self._limits.keys_per_delete:
                         statuses, ops = await self._delete(ops), []
                         removed += statuses.count(Status.OK)
                         is_clean &= Status.UNEXPECTED_VERSION not in statuses

@@ -14,8 +14,6 @@ from storage.formats.control import Control, EntrySource
 
 NO_LIMIT: Final = -1
 AHEAD_MS: Final = 3_600_000
-SIZES_KEPT_MAX: Final = 4_096
-"""Items that are counted one by one. Of more, small neighbours go together: up to a thousandth of `retention.bytes` stays too long."""
 
 
 class RetentionLimits(NamedTuple):
@@ -57,9 +55,13 @@ class _Kept(NamedTuple):
 
 
 class RetentionPlan:
-    """`add` the items of a partition, from log_start on, until no more are wanted: then `log_start` is where it has to begin."""
+    """`add` the items of a partition, from log_start on, until no more are wanted: then `log_start` is where it has to begin.
 
-    def __init__(self, limits: RetentionLimits, control: Control, *, now_ms: int) -> None:
+    It counts up to `sizes_kept_max` items one by one.
+    """
+
+    def __init__(self, limits: RetentionLimits, control: Control, *, now_ms: int, sizes_kept_max: int) -> None:
+        self._sizes_kept_max = sizes_kept_max
         self._limits = limits
         self._bytes_total = control.bytes_total
         self._expired_before_ms = now_ms - limits.retention_ms
@@ -88,8 +90,8 @@ class RetentionPlan:
                 gone = self._kept.popleft()
                 self._kept_bytes -= gone.size_bytes
                 self.log_start = gone.last + 1
-            if len(self._kept) > SIZES_KEPT_MAX:
-                self._kept = deque(_together(self._kept, bytes_max=4 * self._kept_bytes // SIZES_KEPT_MAX))
+            if len(self._kept) > self._sizes_kept_max:
+                self._kept = deque(_together(self._kept, bytes_max=4 * self._kept_bytes // self._sizes_kept_max))
         return True
 
     def _is_expired(self, newest_ms: int) -> bool:
@@ -114,7 +116,7 @@ class RetentionPlan:
 
 
 def _together(kept: Iterable[_Kept], *, bytes_max: int) -> Iterator[_Kept]:
-    """At most SIZES_KEPT_MAX / 2 and one: any two neighbours have more than `bytes_max`, a fourth of SIZES_KEPT_MAX of which is all."""
+    """At most `sizes_kept_max` / 2 and one: any two neighbours have more than `bytes_max`, a fourth of `sizes_kept_max` of which is all."""
     joined: _Kept | None = None
     for one in kept:
         if joined is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from compactor.compaction import Compaction, CompactionEnd, CompactionResult, CompactionTask
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.room import ByteRoom
 from compactor.slices import GatheredSlices
 from compactor.spool import open_spool
@@ -24,14 +25,12 @@ from storage.formats.wal import object_key
 from storage.limits import MIB
 from storage.vocabulary import PartitionId
 
-BEGUN_TOGETHER: Final = 16
-FINISHED_TOGETHER: Final = 16
 CARRIED_SHARE: Final = 4
 """A fourth of the memory for segments is the bound of what the entries of a round carry: they hold it until the round is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundLimits:
+class RoundPolicy:
     """How much one round takes on: bytes of slices (they wait in the spool), entries, and bytes of segments made at a time."""
 
     slice_bytes_max: int = 1024 * MIB
@@ -63,8 +62,9 @@ class Round:
         objects: RangeSource,
         blocking: Blocking,
         clock: Clock,
-        limits: RoundLimits | None = None,
+        policy: RoundPolicy | None = None,
         on_damaged: Callable[[str], None] | None = None,
+        limits: CompactorLimits = DEFAULT_LIMITS,
     ) -> None:
         """`blocking` runs one call at a time. `on_damaged` hears of each object of a partition whose slices are not what was written."""
         self._on_damaged = on_damaged
@@ -72,7 +72,8 @@ class Round:
         self._compaction = compaction
         self._objects = objects
         self._blocking = blocking
-        self._limits = limits or RoundLimits()
+        self._policy = policy or RoundPolicy()
+        self._limits = limits
         self._report = RoundReport()
 
     async def run(self, partitions: Iterable[PartitionId]) -> RoundReport:
@@ -83,8 +84,9 @@ class Round:
         with self._timed("plan"):
             tasks = await self._begin(iter(partitions))
         if tasks:
-            async with open_spool(self._blocking, bytes_max=self._limits.slice_bytes_max, folder=self._limits.spool_folder) as spool:
-                slices = GatheredSlices(self._objects, spool)
+            policy, limits = self._policy, self._limits
+            async with open_spool(self._blocking, bytes_max=policy.slice_bytes_max, folder=policy.spool_folder, limits=limits) as spool:
+                slices = GatheredSlices(self._objects, spool, limits=limits)
                 with self._timed("fetch"):
                     await slices.gather(itertools.chain.from_iterable(task.entries for task in tasks))
                 self._report.gets, self._report.got_bytes, self._report.objects = slices.gets, slices.read_bytes, slices.objects
@@ -99,11 +101,11 @@ class Round:
         self._report.stage_s[stage] = self._clock.monotonic_s() - began_s
 
     async def _begin(self, partitions: Iterator[PartitionId]) -> Sequence[CompactionTask]:
-        limits, tasks = self._limits, list[CompactionTask]()
+        policy, tasks = self._policy, list[CompactionTask]()
         slice_bytes = entries = carried_bytes = 0
-        carried_bytes_max = limits.segment_bytes_max // CARRIED_SHARE
-        while slice_bytes < limits.slice_bytes_max and entries < limits.entries_max and carried_bytes < carried_bytes_max:
-            taken = list(itertools.islice(partitions, BEGUN_TOGETHER))
+        carried_bytes_max = policy.segment_bytes_max // CARRIED_SHARE
+        while slice_bytes < policy.slice_bytes_max and entries < policy.entries_max and carried_bytes < carried_bytes_max:
+            taken = list(itertools.islice(partitions, self._limits.begun_together_max))
             if not taken:
                 break
             async with asyncio.TaskGroup() as group:
@@ -114,7 +116,7 @@ class Round:
                 slice_bytes += task.size_bytes
                 entries += len(task.entries)
                 carried_bytes += inline_bytes(task.entries)
-                if tasks and (slice_bytes > limits.slice_bytes_max or entries > limits.entries_max):
+                if tasks and (slice_bytes > policy.slice_bytes_max or entries > policy.entries_max):
                     await self._compaction.give_up(task)
                     self._report.left.append(task.partition)
                 else:
@@ -134,7 +136,7 @@ class Round:
         return None
 
     async def _finish(self, tasks: Sequence[CompactionTask], slices: GatheredSlices) -> None:
-        room = ByteRoom(self._limits.segment_bytes_max)
+        room = ByteRoom(self._policy.segment_bytes_max)
         waiting = iter(tasks)
 
         async def work() -> None:
@@ -143,7 +145,7 @@ class Round:
                     self._report.ended[task.partition] = await self._finish_one(task, slices)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(FINISHED_TOGETHER, len(tasks))):
+            for _ in range(min(self._limits.finished_together_max, len(tasks))):
                 group.create_task(work())
 
     async def _finish_one(self, task: CompactionTask, slices: GatheredSlices) -> CompactionResult | StorageError:

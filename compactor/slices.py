@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 from compactor.gather_plan import RangeRead, Span, plan_reads
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.spool import Spool
 from storage.cache.blocks import RangeSource
 from storage.errors import Corrupt, StorageError, without_frames
@@ -20,7 +21,7 @@ from storage.records import greatest_time, is_time_doubtful
 from storage.vocabulary import Buffer, ObjectId, PartitionId
 
 GETS_TOGETHER: Final = 4
-"""GETs under way, each of `GET_BYTES_MAX` at most."""
+"""GETs under way, each of `get_bytes_max` at most."""
 
 
 class Slices(Protocol):
@@ -32,7 +33,8 @@ class Slices(Protocol):
 class GatheredSlices:
     """`gather` once, then `read`."""
 
-    def __init__(self, objects: RangeSource, spool: Spool) -> None:
+    def __init__(self, objects: RangeSource, spool: Spool, *, limits: CompactorLimits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
         self._objects = objects
         self._spool = spool
         self._positions: dict[tuple[ObjectId, Span], int] = {}
@@ -43,7 +45,7 @@ class GatheredSlices:
 
     async def gather(self, entries: Iterable[Entry]) -> None:
         """Fetch the slices of all `entries`. What fails is raised by `read`, for the entries concerned."""
-        reads = plan_reads(entries)
+        reads = plan_reads(entries, gap_bytes_max=self._limits.gap_bytes_max, get_bytes_max=self._limits.get_bytes_max)
         self.objects = len({read.object_id for read in reads})
         waiting = iter(reads)
 

@@ -11,26 +11,25 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from runtime.blocking import Blocking
 from storage.errors import Unavailable
-from storage.limits import KIB, MIB
 from storage.objects.unbuffered import read_own_unbuffered, write_unbuffered
 from storage.vocabulary import Buffer
 
-CHUNK_BYTES: Final = 16 * MIB
-"""So much is gathered in memory before it goes into a file. What is less than this never does."""
 FILES_MAX: Final = 256
 """Chunks are larger where there would be more."""
-UNBUFFERED_FROM_BYTES: Final = 32 * KIB
-"""Shorter spans are read through the page cache: several lie in one page."""
 
 
 class Spool:
     """What `open_spool` opens. `append` any number of times, then `seal`, then `read`. Calls may overlap."""
 
-    def __init__(self, blocking: Blocking, *, chunk_bytes: int, folder: Path | None, closing: contextlib.ExitStack) -> None:
+    def __init__(
+        self, blocking: Blocking, *, chunk_bytes: int, unbuffered_from_bytes: int, folder: Path | None, closing: contextlib.ExitStack
+    ) -> None:
         self._blocking = blocking
         self._chunk_bytes = chunk_bytes
+        self._unbuffered_from_bytes = unbuffered_from_bytes
         self._folder = folder
         self._closing = closing
         self._starts: list[int] = []
@@ -96,14 +95,22 @@ class Spool:
         if isinstance(chunk, bytes):
             data: Buffer = memoryview(chunk)[start : start + length]
         else:
-            found = read_own_unbuffered(chunk, start, start + length, worthwhile_bytes=UNBUFFERED_FROM_BYTES)
+            found = read_own_unbuffered(chunk, start, start + length, worthwhile_bytes=self._unbuffered_from_bytes)
             data = os.pread(chunk, length, start) if found is None else found
         assert len(data) == length, f"never written: {position=} {length=}"
         return data
 
 
 @contextlib.asynccontextmanager
-async def open_spool(blocking: Blocking, *, bytes_max: int, folder: Path | None = None) -> AsyncIterator[Spool]:
+async def open_spool(
+    blocking: Blocking, *, bytes_max: int, folder: Path | None = None, limits: CompactorLimits = DEFAULT_LIMITS
+) -> AsyncIterator[Spool]:
     """For about `bytes_max`. `blocking` runs one call at a time. `folder`: of the files; None for the system's."""
     with contextlib.ExitStack() as closing:
-        yield Spool(blocking, chunk_bytes=max(CHUNK_BYTES, bytes_max // FILES_MAX), folder=folder, closing=closing)
+        yield Spool(
+            blocking,
+            chunk_bytes=max(limits.spool_chunk_bytes, bytes_max // FILES_MAX),
+            unbuffered_from_bytes=limits.spool_unbuffered_from_bytes,
+            folder=folder,
+            closing=closing,
+        )

@@ -5,7 +5,7 @@ entries of `writers` whose brokers are gone.
 """
 
 from collections.abc import Collection
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,9 +14,6 @@ from storage.log.decide import FORGOTTEN_AFTER
 from storage.log.producer_pages import forget_expired
 from storage.log.ring import drained
 from storage.log.trim import decide_trim
-
-DEAD_WRITERS_MAX: Final = 4
-"""Entries of brokers that are gone, as many as these, are not worth a write of their own: they leave with the next one."""
 
 
 class TidyPolicy(NamedTuple):
@@ -39,12 +36,15 @@ def is_idle(control: Control, policy: TidyPolicy, *, now_ms: int) -> bool:
     return control.log_state is LogState.OPEN and control.last_append_ms < now_ms - policy.idle_ms
 
 
-def tidied(control: Control, log_start: int, policy: TidyPolicy, *, now_ms: int, gone: Collection[int] = ()) -> Tidied | None:
+def tidied(
+    control: Control, log_start: int, policy: TidyPolicy, *, now_ms: int, dead_writers_max: int, gone: Collection[int] = ()
+) -> Tidied | None:
     """What to put so that the log begins at `log_start`; None if nothing has to change, or nothing may.
 
     With it go producers that have expired, entries of the brokers `gone` in `writers`, and, in a partition without appends, the ring. Where
     log_start stays, these are worth a write only if nobody appends: appends do it without one. What was left out once is not there to be
-    left out again, so a partition gets one write for each time in which nobody appends, a second when its producers expire.
+    left out again, so a partition gets one write for each time in which nobody appends, a second when its producers expire. Up to
+    `dead_writers_max` entries of brokers are not worth a write: they leave with the next one.
 
     The ring goes as a whole, by the chunk that a commit would make of it: its entries were committed before, so that chunk is true also if
     the CAS fails (I3). None of it is needed where all of the ring is below the cursor, where segments count (I4), or below log_start.
@@ -66,15 +66,16 @@ def tidied(control: Control, log_start: int, policy: TidyPolicy, *, now_ms: int,
         chunk = drained(made) if is_needed else None
         made = msgspec.structs.replace(made, pending=())
     dead = control.writers.keys() & gone
-    if len(dead) > DEAD_WRITERS_MAX or (dead and made is not control):
+    if len(dead) > dead_writers_max or (dead and made is not control):
         made = msgspec.structs.replace(made, writers={epoch: entry for epoch, entry in made.writers.items() if epoch not in dead})
     return None if made is control else Tidied(made, chunk)
 
 
-def questioned_writers(control: Control, policy: TidyPolicy, *, now_ms: int) -> Collection[int]:
+def questioned_writers(control: Control, policy: TidyPolicy, *, now_ms: int, dead_writers_max: int) -> Collection[int]:
     """The epochs of which it matters whether their brokers are gone: those of a record that is tidied anyway, or that has many."""
     if not is_idle(control, policy, now_ms=now_ms):
         return ()
-    if len(control.writers) <= DEAD_WRITERS_MAX and tidied(control, control.log_start, policy, now_ms=now_ms) is None:
-        return ()
+    if len(control.writers) <= dead_writers_max:
+        made = tidied(control, control.log_start, policy, now_ms=now_ms, dead_writers_max=dead_writers_max)
+        return () if made is None else control.writers.keys()
     return control.writers.keys()

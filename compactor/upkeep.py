@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -18,6 +18,7 @@ from compactor.compaction import Compaction, CompactionResult
 from compactor.discovery import FoundPartition, active_topics, control_pages
 from compactor.footprint import Footprint
 from compactor.gone_brokers import GoneBrokers
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.looks import LastLook, Looks
 from compactor.measures import CycleReport, Measures, is_damage
 from compactor.merge import MergeEnd, Merging
@@ -28,7 +29,7 @@ from compactor.records import Records
 from compactor.references import References
 from compactor.retention import Retention
 from compactor.retention_plan import RetentionLimits, limits_of
-from compactor.round import Round, RoundLimits
+from compactor.round import Round, RoundPolicy
 from compactor.tidy_plan import TidyPolicy
 from compactor.uploads import UploadSweep
 from runtime.blocking import Blocking
@@ -76,13 +77,7 @@ class _Due(NamedTuple):
     is_merging: bool
 
 
-MERGED_MAX: Final = 1_000
-"""Partitions in which segments are merged in one cycle; those beyond are merged in the next one."""
 MERGES_OF_PARTITION_MAX: Final = 16
-TAKEN_OVER_MAX: Final = 100
-"""Partitions in which a cycle looks for merges that others left undone: each is up to 64 reads, one after the other."""
-UNMERGED_MAX: Final = 10_000
-"""Partitions that wait for a later cycle with their merges; those beyond are merged when they have got another segment."""
 
 
 class Upkeep:
@@ -97,7 +92,7 @@ class Upkeep:
         ids: IdSource,
         clock: Clock,
         policy: CompactionPolicy,
-        limits: RoundLimits,
+        rounds: RoundPolicy,
         measures: Measures,
         collecting: CollectorPolicy | None = None,
         collect_every_s: float = 300.0,
@@ -105,6 +100,7 @@ class Upkeep:
         http: Callable[[], str] = str,
         footprint: Footprint | None = None,
         shared: SharedBlocks | None = None,
+        limits: CompactorLimits = DEFAULT_LIMITS,
     ) -> None:
         """`blocking` runs one call at a time. `http`: the address of its metrics, for others to know. `footprint` sums what is listed.
         `shared`: where slices of WAL objects are looked for first.
@@ -117,22 +113,23 @@ class Upkeep:
         self._ids = ids
         self._clock = clock
         self._policy = policy
+        self._rounds = rounds
         self._limits = limits
         self._measures = measures
         self._collecting = collecting or CollectorPolicy()
         self._collect_every_s = collect_every_s
         self._collect_at_s = clock.monotonic_s()
         self._http = http
-        self._looks = Looks()
+        self._looks = Looks(limits=limits)
         self._unmerged: dict[PartitionId, None] = {}
         self._taken_over: set[PartitionId] = set()
         """Partitions that this compactor has looked at since they came to its share: merges that others left undone are its own by now."""
-        self._gone = GoneBrokers(metadata, clock=clock)
-        self._retention = Retention(metadata=metadata, clock=clock, policy=tidying, gone=self._gone.among)
+        self._gone = GoneBrokers(metadata, clock=clock, limits=limits)
+        self._retention = Retention(metadata=metadata, clock=clock, policy=tidying, gone=self._gone.among, limits=limits)
         self._age_at_s = clock.monotonic_s()
         self._went_back: WentBack | None = None
         self._deletions = Deletions(metadata, objects, ids=ids, clock=clock)
-        self._purge = Purge(metadata=metadata, objects=objects, deletions=self._deletions, clock=clock)
+        self._purge = Purge(metadata=metadata, objects=objects, deletions=self._deletions, clock=clock, limits=limits)
         self._purge_at_s = clock.monotonic_s()
         self._uploads = UploadSweep(objects=objects, clock=clock, grace_ms=self._collecting.grace_ms)
         self._life: _Life | None = None
@@ -261,7 +258,7 @@ class Upkeep:
         if life is None or life.session.is_lost or life.claims.may_be_left:
             await self.close()
             session = await self._metadata.open_session(timeout_ms=SESSION_TIMEOUT_MS)
-            claims = Claims(Records(self._metadata), name=self._ids.random_uuid().encode(), session=session)
+            claims = Claims(Records(self._metadata, limits=self._limits), name=self._ids.random_uuid().encode(), session=session)
             compaction = Compaction(
                 metadata=self._metadata,
                 objects=self._objects,
@@ -271,8 +268,9 @@ class Upkeep:
                 policy=self._policy,
                 claims=claims,
                 blocking=self._blocking,
+                limits=self._limits,
             )
-            references = References(self._metadata, session=session, ids=self._ids)
+            references = References(self._metadata, session=session, ids=self._ids, limits=self._limits)
             collector = Collector(
                 metadata=self._metadata,
                 objects=self._objects,
@@ -281,6 +279,7 @@ class Upkeep:
                 clock=self._clock,
                 policy=self._collecting,
                 footprint=self._footprint,
+                limits=self._limits,
             )
             merging = Merging(
                 metadata=self._metadata,
@@ -289,6 +288,7 @@ class Upkeep:
                 ids=self._ids,
                 policy=MergePolicy(segment_bytes=self._policy.segment_bytes, block_bytes=self._policy.block_bytes),
                 claims=claims,
+                limits=self._limits,
             )
             life = self._life = _Life(session, claims, compaction, merging, collector)
         record = CompactorRecord(
@@ -329,8 +329,7 @@ class Upkeep:
         due: dict[PartitionId, _Due] = {}
         may_ask = True
         taken_over = 0
-        unreadable = partial(self._fail, report=report, version=-1)
-        async with contextlib.aclosing(control_pages(self._metadata, partitions, unreadable=unreadable)) as pages:
+        async with contextlib.aclosing(self._control_pages(partitions, report)) as pages:
             async for page in pages:
                 for one in page:
                     self._gone.note(self._retention.questioned_writers(one.control))
@@ -338,7 +337,7 @@ class Upkeep:
                     may_ask = False  # what later pages name is asked for in the next cycle
                     await self._ask_who_is_gone(session)
                 await self._retain(page, limits, report)
-                taken_over += self._take_over(page, TAKEN_OVER_MAX - taken_over)
+                taken_over += self._take_over(page, self._limits.taken_over_partitions_max - taken_over)
                 now_ms = self._clock.now_ms()
                 for one in page:
                     is_compacted, is_merging = self._looks.is_due(one, now_ms=now_ms), one.control.rewritten is not None
@@ -346,11 +345,15 @@ class Upkeep:
                         due[one.partition] = _Due(one.version, one.control.sequence_counter, is_compacted, is_merging)
         return due
 
+    def _control_pages(self, partitions: Sequence[PartitionId], report: CycleReport) -> AsyncGenerator[list[FoundPartition], None]:
+        unreadable = partial(self._fail, report=report, version=-1)
+        return control_pages(self._metadata, partitions, unreadable=unreadable, controls_per_read=self._limits.controls_per_read)
+
     def _take_over(self, page: Sequence[FoundPartition], count_max: int) -> int:
         """A compactor forgets with its process which merges it has left undone, and nobody else knows of them. Return how many may be."""
-        count = 0
+        count, unmerged_max = 0, self._limits.unmerged_partitions_max
         for one in page:
-            if count < count_max and one.partition not in self._taken_over and len(self._unmerged) < UNMERGED_MAX:
+            if count < count_max and one.partition not in self._taken_over and len(self._unmerged) < unmerged_max:
                 self._taken_over.add(one.partition)
                 if may_be_due(one.control):
                     self._unmerged[one.partition] = None
@@ -394,16 +397,16 @@ class Upkeep:
         waiting = [*self._unmerged, *(one for one in grown if one not in self._unmerged)]
         # First: whatever fails now, in each cycle perhaps, goes behind those that were not tried yet.
         self._unmerged.clear()
-        for partition in waiting[MERGED_MAX:]:
+        count_max = self._limits.merged_partitions_max
+        for partition in waiting[count_max:]:
             self._merge_later(partition)
-        for partition in await self._that_may_merge(waiting[:MERGED_MAX], report):
+        for partition in await self._that_may_merge(waiting[:count_max], report):
             await self._merge(life, partition, report)
 
     async def _that_may_merge(self, partitions: Sequence[PartitionId], report: CycleReport) -> Sequence[PartitionId]:
         """What of `partitions` has something to merge, by their control records, of which one read brings many."""
-        unreadable = partial(self._fail, report=report, version=-1)
         try:
-            async with contextlib.aclosing(control_pages(self._metadata, partitions, unreadable=unreadable)) as pages:
+            async with contextlib.aclosing(self._control_pages(partitions, report)) as pages:
                 return [one.partition async for page in pages for one in page if may_be_due(one.control)]
         except StorageError:
             for partition in partitions:
@@ -434,7 +437,7 @@ class Upkeep:
 
     def _merge_later(self, partition: PartitionId) -> None:
         """Nobody may append to it for years, and then its segments would stay small."""
-        if len(self._unmerged) < UNMERGED_MAX:
+        if len(self._unmerged) < self._limits.unmerged_partitions_max:
             self._unmerged[partition] = None
 
     async def _round(
@@ -453,6 +456,7 @@ class Upkeep:
             objects=self._shared or self._objects,
             blocking=self._blocking,
             clock=self._clock,
+            policy=self._rounds,
             limits=self._limits,
             on_damaged=self._shared.distrust if self._shared else None,
         )

@@ -17,6 +17,7 @@ from broker.leadership import leadership_of
 from broker.registration import RegisteredLife
 from broker.responses import Responses
 from broker.roles import OwnRoles
+from compactor.limits import CompactorLimits
 from runtime.blocking import InlineBlocking
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
@@ -82,6 +83,7 @@ class Ground:
     inline: tuple[InlineSettings, ...]
     """What brokers let their commits carry, in turn."""
     fetch_limits: FetchLimits
+    compactor_limits: CompactorLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from compactor.compaction import Compaction, CompactionEnd
 from compactor.plan import CompactionPolicy
 from compactor.purge import Purge, PurgePolicy
 from compactor.references import References
-from compactor.round import Round, RoundLimits, only
+from compactor.round import Round, RoundPolicy, only
 from runtime.blocking import InlineBlocking
 from runtime.ids import IdSource
 from sim.accounts import Accounts
@@ -25,6 +25,7 @@ from sim.metadata import SimMetadata
 from sim.objects import SimObjects
 from sim.pausing import OldSegments, Pausing
 from sim.retainer import SimRetainer
+from storage.cache.blocks import RangeSource
 from storage.catalog.collections import Deletions, MetadataWentBack, NewerStore
 from storage.errors import StorageError
 from storage.formats.control import Control
@@ -131,7 +132,7 @@ class SimCompactor:
         session = await metadata.open_session(timeout_ms=SESSION_TIMEOUT_MS)
         compaction = self._open(metadata, self._ground.objects, session, RECOVER, clock)
         for partition in list(self._ground.shards.control_records()):
-            only(await Round(compaction, objects=self._ground.objects, blocking=InlineBlocking(), clock=clock).run([partition]), partition)
+            only(await self._round(compaction, self._ground.objects, clock).run([partition]), partition)
         await metadata.close()
         await recover_merges(self._ground, self._chance, clock)
 
@@ -189,6 +190,7 @@ class SimCompactor:
             clock=clock,
             policy=self._chance.choice(PURGES),
             entropy=self._chance.randbytes,
+            limits=self._ground.compactor_limits,
         )
         purge.before = self._before_purge
         while True:
@@ -206,8 +208,8 @@ class SimCompactor:
                 await self._collect(name, metadata, objects, session, clock)
             if self._chance.random() < self._duties.purged_rate:
                 await self._purge(name, purge)
-            limits = RoundLimits(slice_bytes_max=self._chance.choice((1, 2_000, 1 << 20)))
-            report = await Round(compaction, objects=objects, blocking=InlineBlocking(), clock=clock, limits=limits).run(taken)
+            policy = RoundPolicy(slice_bytes_max=self._chance.choice((1, 2_000, 1 << 20)))
+            report = await self._round(compaction, objects, clock, policy).run(taken)
             for partition, result in report.ended.items():
                 if isinstance(result, StorageError):
                     self._ground.history.trace(name, "not compacted", f"{partition} {result!r}")
@@ -230,10 +232,17 @@ class SimCompactor:
     async def _collect(self, name: str, metadata: SimMetadata, objects: SimObjects, session: Session, clock: VirtualClock) -> None:
         ids = IdSource(clock=clock, entropy=self._chance.randbytes)
         policy = CollectorPolicy(grace_ms=self._chance.choice(GRACES_MS), objects_max=self._chance.choice((1, 8, 100)), batch_max=8)
-        references = References(metadata, session=session, ids=ids, entropy=self._chance.randbytes)
+        limits = self._ground.compactor_limits
+        references = References(metadata, session=session, ids=ids, entropy=self._chance.randbytes, limits=limits)
         deletions = Deletions(metadata, objects, ids=ids, clock=clock, entropy=self._chance.randbytes)
         collector = _SimCollector(
-            metadata=metadata, objects=objects, references=references, deletions=deletions, clock=clock, policy=policy
+            metadata=metadata,
+            objects=objects,
+            references=references,
+            deletions=deletions,
+            clock=clock,
+            policy=policy,
+            limits=limits,
         )
         collector.chance = self._chance
         try:
@@ -276,4 +285,9 @@ class SimCompactor:
             clock=clock,
             policy=policy,
             entropy=self._chance.randbytes,
+            limits=self._ground.compactor_limits,
         )
+
+    def _round(self, compaction: Compaction, objects: RangeSource, clock: VirtualClock, policy: RoundPolicy | None = None) -> Round:
+        limits = self._ground.compactor_limits
+        return Round(compaction, objects=objects, blocking=InlineBlocking(), clock=clock, policy=policy, limits=limits)

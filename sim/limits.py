@@ -10,11 +10,13 @@ import functools
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
 
 from broker.fetching.limits import FetchLimits
+from compactor.limits import CompactorLimits
 
 PACKAGES: Final = ("storage", "process", "broker", "compactor")
 
@@ -59,28 +61,6 @@ SMALL: Final = (
     Limit("storage.log.flights", "PLACES_KEPT_MAX", 8),
     Limit("storage.log.segments", "BLOCK_BYTES", 500),
     Limit("storage.log.segments", "FOOTERS_BYTES_MAX", 3_000),
-    Limit("compactor.plan", "INLINE_BYTES_MANY", 200),
-    Limit("compactor.records", "KEYS_PER_DELETE", 1),
-    Limit("compactor.compaction", "KEYS_PER_DELETE", 3),
-    Limit("compactor.compaction", "ENTRIES_MAX", 5),
-    Limit("compactor.compaction", "READ_BYTES_MAX", 300),
-    Limit("compactor.gather_plan", "GAP_BYTES_MAX", 100),
-    Limit("compactor.gather_plan", "GET_BYTES_MAX", 700),
-    Limit("compactor.spool", "CHUNK_BYTES", 400),
-    Limit("compactor.round", "BEGUN_TOGETHER", 2),
-    Limit("compactor.round", "FINISHED_TOGETHER", 1),
-    Limit("compactor.merge", "KEYS_PER_PUT", 1),
-    Limit("compactor.merge", "LOOKED_AT_MAX", 6),
-    Limit("compactor.references", "CHUNKS_PER_TURN", 1),
-    Limit("compactor.purge", "RECORDS_PER_RUN", 2),
-    Limit("compactor.purge", "OBJECTS_PER_DELETE", 1),
-    Limit("compactor.purge", "KEPT_MAX", 1),
-    Limit("compactor.retention", "KEPT_MAX", 1),
-    Limit("compactor.retention_plan", "SIZES_KEPT_MAX", 8),
-    Limit("compactor.tidy_plan", "DEAD_WRITERS_MAX", 0),
-    Limit("compactor.gone_brokers", "NOTED_MAX", 3),
-    Limit("compactor.gone_brokers", "GONE_KEPT_MAX", 3),
-    Limit("compactor.gone_brokers", "ALIVE_FOR_S", 2.0),
     Limit("storage.log.read", "PLACES_KEPT_MAX", 2),
     Limit("storage.log.tail", "JOIN_BELOW_BYTES", 100),
     Limit("storage.log.batcher", "QUIET_BYTES_MIN", 300),
@@ -108,7 +88,6 @@ FORGETFUL: Final = (
 SHORT_DEADLINES: Final = (
     Limit("storage.log.append", "COMMIT_TIMEOUT_S", 1.5),
     Limit("storage.log.commit", "WRITE_TIMEOUT_S", 0.5),
-    Limit("compactor.records", "CALL_TIMEOUT_S", 0.5),
     Limit("storage.log.commit", "STRANGERS_WAIT_S", 10.0),
     Limit("storage.log.control_reads", "READ_TIMEOUT_S", 0.5),
     Limit("storage.log.index", "READ_TIMEOUT_S", 0.5),
@@ -128,6 +107,39 @@ SHORTEST_WAIT: Final = (
     Limit("storage.log.commit", "STRANGERS_WAIT_S", 2.0),
 )
 """For runs in which no request is late and no broker pauses: longer than a commit is all that a stranger has to wait."""
+
+
+def small_compactor(limits: CompactorLimits) -> CompactorLimits:
+    """As SMALL: its memories overflow within seconds, and its requests are split."""
+    return replace(
+        limits,
+        keys_per_delete=1,
+        inline_bytes_many=200,
+        segment_entries_max=5,
+        slice_read_bytes_max=300,
+        gap_bytes_max=100,
+        get_bytes_max=700,
+        spool_chunk_bytes=400,
+        begun_together_max=2,
+        finished_together_max=1,
+        merge_keys_per_put=1,
+        merge_segments_read_max=6,
+        chunks_per_turn=1,
+        purge_records_per_run=2,
+        purge_objects_per_delete=1,
+        purged_topics_kept_max=1,
+        retention_looks_kept_max=1,
+        retention_sizes_kept_max=8,
+        dead_writers_max=0,
+        noted_brokers_max=3,
+        gone_brokers_kept_max=3,
+        broker_alive_for_s=2.0,
+    )
+
+
+def short_deadlines_compactor(limits: CompactorLimits) -> CompactorLimits:
+    """As SHORT_DEADLINES."""
+    return replace(limits, call_timeout_s=0.5)
 
 
 class LimitPlace(NamedTuple):

@@ -70,6 +70,7 @@ class SimMerger:
                         ids=ids,
                         policy=self._policy,
                         entropy=chance.randbytes,
+                        limits=ground.compactor_limits,
                     )
                 result = await merging.run(partition)
             except StorageError as error:
@@ -85,7 +86,15 @@ async def recover(ground: Ground, chance: random.Random, clock: VirtualClock) ->
     metadata = ground.metadata.client()
     session = await metadata.open_session(timeout_ms=SESSION_TIMEOUT_MS)
     ids = IdSource(clock=clock, entropy=chance.randbytes)
-    merging = Merging(metadata=metadata, objects=ground.objects, session=session, ids=ids, policy=RECOVER, entropy=chance.randbytes)
+    merging = Merging(
+        metadata=metadata,
+        objects=ground.objects,
+        session=session,
+        ids=ids,
+        policy=RECOVER,
+        entropy=chance.randbytes,
+        limits=ground.compactor_limits,
+    )
     for partition in list(ground.shards.control_records()):
         try:
             await merging.run(partition)

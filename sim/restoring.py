@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 
 from compactor.collector import CollectionReport, Collector, CollectorPolicy
+from compactor.limits import CompactorLimits
 from compactor.purge import Purge, PurgePolicy
 from compactor.references import References
 from runtime.ids import IdSource
@@ -37,7 +38,9 @@ class Restoring:
         objects: KeptObjects,
         chance: random.Random,
         violation: Callable[[str], None],
+        limits: CompactorLimits,
     ) -> None:
+        self._limits = limits
         self._records = records
         self._shards = shards
         self._metadata = metadata
@@ -83,10 +86,11 @@ class Restoring:
         collector = Collector(
             metadata=self._metadata,
             objects=self._objects,
-            references=References(self._metadata, session=session, ids=self._ids, entropy=self._chance.randbytes),
+            references=References(self._metadata, session=session, ids=self._ids, entropy=self._chance.randbytes, limits=self._limits),
             clock=clock,
             deletions=self._deletions,
             policy=CollectorPolicy(grace_ms=-3_600_000),
+            limits=self._limits,
         )
         purge = Purge(
             metadata=self._metadata,
@@ -95,6 +99,7 @@ class Restoring:
             clock=clock,
             policy=PurgePolicy(pause_s=0.0),
             entropy=self._chance.randbytes,
+            limits=self._limits,
         )
         try:
             await collector.cycle(CollectionReport())

@@ -58,9 +58,10 @@ class SimRetainer:
         self._clock = clock
         self._metadata = _Granted(ground, wire)
         policy = TidyPolicy(chance.choice(TIDIED_MS), ground.producer_expiration_ms)
-        self._gone = GoneBrokers(self._metadata, clock=clock)
+        limits = ground.compactor_limits
+        self._gone = GoneBrokers(self._metadata, clock=clock, limits=limits)
         self._session: Session | None = None
-        self._retention = Retention(self._metadata, clock, chance.randbytes, policy=policy, gone=self._gone.among)
+        self._retention = Retention(self._metadata, clock, chance.randbytes, policy=policy, gone=self._gone.among, limits=limits)
 
     async def work(self) -> None:
         """Until cancelled."""

@@ -7,9 +7,22 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
+from compactor.limits import DEFAULT_LIMITS as COMPACTOR_LIMITS
+from compactor.limits import CompactorLimits
 from sim.faults import PROFILES, Fault, Profile, Temper
 from sim.idempotent import Style
-from sim.limits import FORGETFUL, IMPATIENT, SHORT_DEADLINES, SHORTEST_WAIT, SMALL, SMALL_FETCHES, TIGHT, Limit
+from sim.limits import (
+    FORGETFUL,
+    IMPATIENT,
+    SHORT_DEADLINES,
+    SHORTEST_WAIT,
+    SMALL,
+    SMALL_FETCHES,
+    TIGHT,
+    Limit,
+    short_deadlines_compactor,
+    small_compactor,
+)
 from sim.producers import START_S_MAX
 from sim.weather import CHURN, KINDS, OUTAGES, UNTIMED
 from storage.log.decide import PRODUCER_EXPIRATION_MS
@@ -62,6 +75,7 @@ class Theme:
     faults_s: tuple[float, float] = FAULTS_S
     expiration_ms: int = PRODUCER_EXPIRATION_MS
     skews_ms: tuple[int, ...] = (0, 0, -3_600_000, 3_600_000, 40)
+    compactor: CompactorLimits = COMPACTOR_LIMITS
 
     def may_have_expired(self, sent_s: float, now_s: float) -> bool:
         """Whether some broker may have forgotten a producer that has sent nothing since `sent_s`. The broker that is asked may be ahead of
@@ -101,9 +115,12 @@ def _usual(chance: random.Random, profile: Profile) -> Theme:
     """Whatever comes: some logs have a few busy producers, some many that nobody knows yet, some many that are busy with one partition."""
     is_forgetful = chance.random() < 0.3
     is_small = chance.random() < 0.6
+    has_short_deadlines = bool(profile.rate_max) and chance.random() < 0.4
     limits: tuple[Limit, ...] = SMALL if is_small else ()
     limits += FORGETFUL if is_forgetful else ()
-    limits += SHORT_DEADLINES if profile.rate_max and chance.random() < 0.4 else ()
+    limits += SHORT_DEADLINES if has_short_deadlines else ()
+    compactor = small_compactor(COMPACTOR_LIMITS) if is_small else COMPACTOR_LIMITS
+    compactor = short_deadlines_compactor(compactor) if has_short_deadlines else compactor
     crowd = chance.choice(
         (
             Crowd(chance.randint(2, 4), 16),
@@ -126,6 +143,7 @@ def _usual(chance: random.Random, profile: Profile) -> Theme:
         objects=Temper(profile),
         is_wide=is_forgetful,
         has_fleeting=bool(profile.weather_s) and chance.random() < 0.3,
+        compactor=compactor,
     )
 
 
@@ -139,6 +157,7 @@ def _spilling(usual: Theme) -> Theme:
         crowd=Crowd(9, 24, 1.0, (0.02,), is_narrow=True),
         metadata=replace(usual.metadata, is_sluggish=True, rates={Fault.SLOW: SPILL_SLOW_RATE}),
         has_fleeting=False,
+        compactor=small_compactor(usual.compactor),
     )
 
 
@@ -157,6 +176,7 @@ def _passing(usual: Theme) -> Theme:
         faults_s=(40.0, 70.0),
         expiration_ms=EXPIRATION_MS,
         skews_ms=(0, 0, 40),
+        compactor=short_deadlines_compactor(small_compactor(COMPACTOR_LIMITS)),
     )
 
 
@@ -173,6 +193,7 @@ def _churning(chance: random.Random, usual: Theme) -> Theme:
         metadata=replace(usual.metadata, is_sluggish=True),
         is_wide=False,
         has_fleeting=False,
+        compactor=small_compactor(COMPACTOR_LIMITS),
     )
 
 
@@ -193,6 +214,7 @@ def _stubborn(usual: Theme) -> Theme:
         has_fleeting=False,
         has_leaders=True,
         styles=(Style.EAGER,),
+        compactor=short_deadlines_compactor(COMPACTOR_LIMITS),
     )
 
 

@@ -159,7 +159,8 @@ class _World:
         restoring = None
         if self._compactor_chances and (self._duties.collected_rate or self._duties.purged_rate):
             chance = random.Random(f"restored {self._seed} {self._count}")
-            restoring = Restoring(self._records, self._shards, self._metadata, self._objects, chance, self._history.violation)
+            stores = (self._records, self._shards, self._metadata, self._objects)
+            restoring = Restoring(*stores, chance, self._history.violation, self._theme.compactor)
         async with OrderedNursery() as nursery:
             self._nursery = nursery
             has_fixed_ids = self._chance.random() < 0.5
@@ -176,6 +177,7 @@ class _World:
                 skews_ms=self._theme.skews_ms,
                 inline=inline_of(self._seed),
                 fetch_limits=self._theme.fetch_limits,
+                compactor_limits=self._theme.compactor,
             )
             self._ground = ground
             for broker_id in range(1, self._count + 1):

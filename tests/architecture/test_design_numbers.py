@@ -8,7 +8,8 @@ import pytest
 from broker.coordination.rendezvous import COORDINATOR_SLOTS
 from broker.fetching.limits import DEFAULT_FETCH_LIMITS
 from broker.fetching.waiters import TRUSTED_POLL_S
-from compactor.tidy_plan import DEAD_WRITERS_MAX, TidyPolicy
+from compactor.limits import DEFAULT_LIMITS
+from compactor.tidy_plan import TidyPolicy
 from storage.catalog.brokers import SESSION_TIMEOUT_MS
 from storage.catalog.producer_ids import BLOCK_IDS
 from storage.catalog.topics import CACHE_AGE_S, FORMER_MAX
@@ -69,7 +70,7 @@ TOLD: Final = [
     ("upkeep", f"when there are more than {WRITERS_KEPT_MAX}"),
     ("upkeep", f"up to {PENDING_ENTRIES_MAX} entries of `pending`"),
     ("upkeep", f"nobody appends for {TidyPolicy().idle_ms // 60_000} minutes"),
-    ("upkeep", f"or names more than {WORDS[DEAD_WRITERS_MAX]}"),
+    ("upkeep", f"or names more than {WORDS[DEFAULT_LIMITS.dead_writers_max]}"),
     ("commit", f"nobody appends for {TidyPolicy().idle_ms // 60_000} minutes"),
     ("words", f"at most {PENDING_ENTRIES_MAX}"),
     ("words", f"the {COORDINATOR_SLOTS} shares"),

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from compactor.collector import CollectorPolicy, UploadsReport
 from compactor.measures import Measures
 from compactor.plan import CompactionPolicy
-from compactor.round import RoundLimits
+from compactor.round import RoundPolicy
 from compactor.upkeep import Upkeep
 from forebay.cli import application
 from runtime.blocking import InlineBlocking
@@ -93,7 +93,7 @@ async def test_a_compactor_aborts_what_is_old_and_leaves_what_is_young_finished_
             ids=IdSource(clock=clock),
             clock=clock,
             policy=CompactionPolicy(),
-            limits=RoundLimits(),
+            rounds=RoundPolicy(),
             measures=Measures(Telemetry(), clock),
             collecting=CollectorPolicy(),
         )

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.retention import Retention, RetentionResult
 from compactor.retention_plan import NO_LIMIT, RetentionLimits
 from compactor.tidy_plan import TidyPolicy
@@ -33,9 +34,10 @@ class Aging(NamedTuple):
 
     broker: Rig
     clock: SteppingClock
+    limits: CompactorLimits
 
     def retention(self, metadata: Any = None) -> Retention:
-        return Retention(metadata or self.broker.shared, self.clock, policy=POLICY)
+        return Retention(metadata or self.broker.shared, self.clock, policy=POLICY, limits=self.limits)
 
     async def run(self, limits: RetentionLimits = HOUR) -> RetentionResult:
         return await self.retention().run(PARTITION, limits)
@@ -61,10 +63,10 @@ class Aging(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def aging(*, old: int = 0, segments: int = 0, new: int = 0) -> AsyncIterator[Aging]:
+async def aging(*, old: int = 0, segments: int = 0, new: int = 0, limits: CompactorLimits = DEFAULT_LIMITS) -> AsyncIterator[Aging]:
     """`old` entries of two hours ago, in so many segments if any, then `new` ones."""
     async with rig() as broker:
-        log = Aging(broker, SteppingClock())
+        log = Aging(broker, SteppingClock(), limits)
         for _ in range(segments):
             await log.append(old // segments, age_h=2)
             await log.compact()

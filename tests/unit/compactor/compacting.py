@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from compactor.compaction import Compaction, CompactionResult
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.merge import Merging
 from compactor.merge_plan import MergePolicy
 from compactor.plan import CompactionPolicy
@@ -28,47 +29,56 @@ PAIRS = MergePolicy(count_min=2, growth_min=1)
 class OneByOne:
     """Rounds of one partition each."""
 
-    def __init__(self, compaction: Compaction, objects: ObjectStore) -> None:
+    def __init__(self, compaction: Compaction, objects: ObjectStore, *, limits: CompactorLimits = DEFAULT_LIMITS) -> None:
         self._compaction = compaction
         self._objects = objects
+        self._limits = limits
 
     async def run(self, partition: PartitionId) -> CompactionResult:
         try:
-            return only(
-                await Round(self._compaction, objects=self._objects, blocking=InlineBlocking(), clock=SystemClock()).run([partition]),
-                partition,
-            )
+            clock, limits = SystemClock(), self._limits
+            one = Round(self._compaction, objects=self._objects, blocking=InlineBlocking(), clock=clock, limits=limits)
+            return only(await one.run([partition]), partition)
         except BaseExceptionGroup as failures:  # of a test's own: a round keeps the errors of stores as values
             (failure,) = failures.exceptions
             raise failure from None
 
 
 @contextlib.asynccontextmanager
-async def opened(metadata: object, objects: object, *, policy: CompactionPolicy = AT_ONCE) -> AsyncIterator[Compaction]:
+async def opened(
+    metadata: object, objects: object, *, policy: CompactionPolicy = AT_ONCE, limits: CompactorLimits = DEFAULT_LIMITS
+) -> AsyncIterator[Compaction]:
     """`metadata` and `objects` are stores, or stand before some."""
     store: MetadataStore = metadata  # type: ignore[assignment]
     blobs: ObjectStore = objects  # type: ignore[assignment]
     clock = SystemClock()
     session = await store.open_session(timeout_ms=10_000)
     try:
-        yield Compaction(metadata=store, objects=blobs, session=session, ids=IdSource(clock=clock), clock=clock, policy=policy)
+        yield Compaction(
+            metadata=store, objects=blobs, session=session, ids=IdSource(clock=clock), clock=clock, policy=policy, limits=limits
+        )
     finally:
         await session.close()
 
 
 @contextlib.asynccontextmanager
-async def compacting(metadata: object, objects: object, *, policy: CompactionPolicy = AT_ONCE) -> AsyncIterator[OneByOne]:
-    async with opened(metadata, objects, policy=policy) as compaction:
-        yield OneByOne(compaction, objects)  # type: ignore[arg-type]
+async def compacting(
+    metadata: object, objects: object, *, policy: CompactionPolicy = AT_ONCE, limits: CompactorLimits = DEFAULT_LIMITS
+) -> AsyncIterator[OneByOne]:
+    async with opened(metadata, objects, policy=policy, limits=limits) as compaction:
+        yield OneByOne(compaction, objects, limits=limits)  # type: ignore[arg-type]
 
 
 @contextlib.asynccontextmanager
-async def merging(metadata: object, objects: object, *, policy: MergePolicy = PAIRS) -> AsyncIterator[Merging]:
+async def merging(
+    metadata: object, objects: object, *, policy: MergePolicy = PAIRS, limits: CompactorLimits = DEFAULT_LIMITS
+) -> AsyncIterator[Merging]:
     store: MetadataStore = metadata  # type: ignore[assignment]
     session = await store.open_session(timeout_ms=10_000)
     try:
         ids = IdSource(clock=SystemClock())
-        yield Merging(metadata=store, objects=objects, session=session, ids=ids, policy=policy)  # type: ignore[arg-type]
+        blobs: ObjectStore = objects  # type: ignore[assignment]
+        yield Merging(metadata=store, objects=blobs, session=session, ids=ids, policy=policy, limits=limits)
     finally:
         await session.close()
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from compactor import collector as collecting
 from compactor.collector import CollectionReport, Collector, CollectorPolicy
 from compactor.footprint import Footprint
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.references import References
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
@@ -55,14 +55,28 @@ class Stored(NamedTuple):
             for partition in partitions or (ONE, OTHER):
                 await compaction.run(partition)
 
-    async def collect(self, metadata: object = None, objects: object = None, *, dry_run: bool = False, **policy: int) -> CollectionReport:
-        async with self.collector(metadata, objects, **policy) as one:
+    async def collect(
+        self,
+        metadata: object = None,
+        objects: object = None,
+        *,
+        dry_run: bool = False,
+        limits: CompactorLimits = DEFAULT_LIMITS,
+        **policy: int,
+    ) -> CollectionReport:
+        async with self.collector(metadata, objects, limits=limits, **policy) as one:
             await one.cycle(report := CollectionReport(), dry_run=dry_run)
             return report
 
     @contextlib.asynccontextmanager
     async def collector(
-        self, metadata: object = None, objects: object = None, *, footprint: Footprint | None = None, **policy: int
+        self,
+        metadata: object = None,
+        objects: object = None,
+        *,
+        footprint: Footprint | None = None,
+        limits: CompactorLimits = DEFAULT_LIMITS,
+        **policy: int,
     ) -> AsyncIterator[Collector]:
         store: Any = metadata or self.shared
         blobs: Any = objects or self.blobs
@@ -70,7 +84,7 @@ class Stored(NamedTuple):
         session = await self.shared.open_session(timeout_ms=10_000)
         try:
             ids = IdSource(clock=clock)
-            references = References(store, session=session, ids=ids)
+            references = References(store, session=session, ids=ids, limits=limits)
             deletions = Deletions(store, blobs, ids=ids, clock=clock)
             wanted = CollectorPolicy(**{"grace_ms": AT_ONCE.grace_ms} | policy)
             yield Collector(
@@ -81,6 +95,7 @@ class Stored(NamedTuple):
                 clock=clock,
                 policy=wanted,
                 footprint=footprint,
+                limits=limits,
             )
         finally:
             await session.close()
@@ -437,11 +452,10 @@ async def test_whatever_fails_nothing_live_goes_and_another_cycle_does_the_rest(
         await it.check(before)
 
 
-async def test_a_cycle_is_bounded_and_the_next_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "DELETED_TOGETHER", 3)
+async def test_a_cycle_is_bounded_and_the_next_goes_on_where_it_ended() -> None:
     async with stored(12) as it:
         await it.compact()
-        async with it.collector(objects_max=5, batch_max=2) as one:
+        async with it.collector(limits=CompactorLimits(objects_per_delete=3), objects_max=5, batch_max=2) as one:
             seen = []
             for _ in range(4):
                 ended = await one.cycle(report := CollectionReport())
@@ -455,13 +469,13 @@ async def test_a_cycle_is_bounded_and_the_next_goes_on_where_it_ended(monkeypatc
         ]
 
 
-async def test_objects_of_more_slices_than_are_looked_at_together_are_left_for_another_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "SLICES_MAX", 0)
+async def test_objects_of_more_slices_than_are_looked_at_together_are_left_for_another_round() -> None:
+    limits = CompactorLimits(collected_slices_max=0)
     async with stored(40) as it:
         await it.compact()
-        first = await it.collect()
+        first = await it.collect(limits=limits)
         for _ in range(40):
-            await it.collect()
+            await it.collect(limits=limits)
 
         assert first.unsure > 0
         assert first.deleted > 0

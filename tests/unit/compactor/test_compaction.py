@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from compactor import compaction as compaction_module
-from compactor import records as records_module
 from compactor.compaction import CompactionEnd, CompactionResult
+from compactor.limits import CompactorLimits
 from compactor.plan import CompactionPolicy
 from runtime.clock import SystemClock
 from storage.errors import Corrupt, OutcomeUnknown, Unavailable
@@ -68,8 +67,6 @@ async def test_entries_become_a_segment_and_the_log_reads_as_before() -> None:
 
 
 async def test_index_keys_of_many_entries_are_deleted_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (compaction_module, records_module):
-        monkeypatch.setattr(module, "KEYS_PER_DELETE", 1)
     ranges: list[str] = []
     async with rig() as broker:
         await fill(broker)
@@ -80,7 +77,7 @@ async def test_index_keys_of_many_entries_are_deleted_in_steps(monkeypatch: pyte
             return await write(ops)
 
         monkeypatch.setattr(broker.shared, "write", note)
-        async with compacting(broker.shared, broker.objects) as compaction:
+        async with compacting(broker.shared, broker.objects, limits=CompactorLimits(keys_per_delete=1)) as compaction:
             await compaction.run(PARTITION)
 
         assert len(ranges) == len(chunks) > 1
@@ -407,15 +404,14 @@ async def test_what_is_not_due_says_when_it_will_be(bytes_max: int, times: int) 
     assert result.due_ms == result.waiting_since_ms + times * policy.age_due_ms
 
 
-async def test_a_segment_takes_no_more_of_what_entries_carry_than_memory_should_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction_module, "INLINE_BYTES_READ_MAX", 1)
+async def test_a_segment_takes_no_more_of_what_entries_carry_than_memory_should_hold() -> None:
     shared, objects = MemoryMetadataStore(clock=SystemClock(), shards=1), MemoryObjectStore(clock=SystemClock())
     policy = CompactionPolicy(entries_due=1, inline_bytes_due=1)
     async with rig(shared=shared, objects=objects, inline=InlineSettings(bytes_max=1_024)) as broker:
         for number in range(3 * PENDING_ENTRIES_MAX):
             await broker.send(record_batch(b"%d" % number))
         before = await broker.read_all()
-        async with compacting(shared, objects, policy=policy) as compaction:
+        async with compacting(shared, objects, policy=policy, limits=CompactorLimits(inline_bytes_read_max=1)) as compaction:
             segments = [(await compaction.run(PARTITION)).segment for _ in range(3)]
         after = await broker.read_all()
 

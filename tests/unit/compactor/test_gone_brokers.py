@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from compactor import gone_brokers
-from compactor.gone_brokers import ALIVE_FOR_S, GoneBrokers
+from compactor.gone_brokers import GoneBrokers
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from storage.errors import Unavailable
 from storage.metadata import keys
 from storage.metadata.memory import MemorySession
@@ -44,11 +44,11 @@ class Registry(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def registry() -> AsyncIterator[Registry]:
+async def registry(limits: CompactorLimits = DEFAULT_LIMITS) -> AsyncIterator[Registry]:
     metadata, clock = DeposedMetadata(), SteppingClock()
     session = await metadata.open_session(timeout_ms=10_000)
     try:
-        yield Registry(metadata, clock, session, GoneBrokers(metadata, clock=clock))
+        yield Registry(metadata, clock, session, GoneBrokers(metadata, clock=clock, limits=limits))
     finally:
         await session.close()
 
@@ -147,9 +147,9 @@ async def test_a_session_that_is_over_shows_nothing() -> None:
         assert it.brokers.among([5]) == frozenset()
 
 
-async def test_a_store_that_does_not_answer_is_given_up_and_a_cancelled_question_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gone_brokers, "CALL_TIMEOUT_S", 0.01)
-    async with registry() as it:
+@pytest.mark.parametrize(("call_timeout_s", "is_cancelled"), [(0.01, False), (60.0, True)], ids=["given up", "cancelled"])
+async def test_a_store_that_does_not_answer_is_given_up_and_a_cancelled_question_stays(call_timeout_s: float, is_cancelled: bool) -> None:
+    async with registry(CompactorLimits(call_timeout_s=call_timeout_s)) as it:
         asked = asyncio.Event()
 
         async def silent_list(_start: keys.Key, _end: str) -> list[str]:
@@ -158,14 +158,14 @@ async def test_a_store_that_does_not_answer_is_given_up_and_a_cancelled_question
             return []
 
         it.metadata.list = silent_list  # type: ignore[method-assign]
-        with pytest.raises(Unavailable, match="after_s"):
-            await it.ask(5)
-        monkeypatch.setattr(gone_brokers, "CALL_TIMEOUT_S", 60.0)
-        asked.clear()
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(it.brokers.ask(it.session))
-            await asked.wait()
-            task.cancel()
+        if is_cancelled:
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(it.ask(5))
+                await asked.wait()
+                task.cancel()
+        else:
+            with pytest.raises(Unavailable, match="after_s"):
+                await it.ask(5)
 
         assert it.brokers.among([5]) == frozenset()
         assert it.brokers.has_questions
@@ -178,7 +178,7 @@ async def test_who_is_gone_is_not_asked_for_again_and_who_is_live_only_after_a_w
         await it.ask(old, live)
         it.brokers.note([old, live])
         soon = it.brokers.has_questions
-        it.clock.advance(ALIVE_FOR_S + 1)
+        it.clock.advance(DEFAULT_LIMITS.broker_alive_for_s + 1)
         it.brokers.note([old, live])
 
         assert not soon
@@ -198,10 +198,8 @@ async def test_whom_a_list_has_is_not_asked_for_though_other_records_name_them()
         assert not it.brokers.has_questions
 
 
-async def test_epochs_that_are_noted_or_known_to_be_gone_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gone_brokers, "NOTED_MAX", 3)
-    monkeypatch.setattr(gone_brokers, "GONE_KEPT_MAX", 2)
-    async with registry() as it:
+async def test_epochs_that_are_noted_or_known_to_be_gone_are_bounded() -> None:
+    async with registry(CompactorLimits(noted_brokers_max=3, gone_brokers_kept_max=2)) as it:
         await it.ask(*range(100, 110))
 
         assert it.brokers.among(range(100, 110)) == {101, 102}

@@ -1,10 +1,9 @@
 """What a compactor remembers and says has a bound."""
 
-import pytest
 from structlog.testing import capture_logs
 
-from compactor import looks, measures
 from compactor.discovery import FoundPartition
+from compactor.limits import CompactorLimits
 from compactor.looks import LastLook, Looks
 from compactor.measures import CycleReport, Measures
 from runtime.clock import SystemClock
@@ -42,9 +41,8 @@ def test_a_partition_that_failed_is_left_alone_until_its_time_whatever_changes()
     assert seen.is_due(found(0), now_ms=100)
 
 
-def test_so_many_looks_are_remembered_and_a_partition_beyond_them_is_always_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looks, "LOOKS_KEPT_MAX", 2)
-    seen = Looks()
+def test_so_many_looks_are_remembered_and_a_partition_beyond_them_is_always_due() -> None:
+    seen = Looks(limits=CompactorLimits(looks_kept_max=2))
     for number in range(3):
         seen.note(found(number).partition, LastLook(1, 100, 7, number))
 
@@ -56,10 +54,9 @@ def test_so_many_looks_are_remembered_and_a_partition_beyond_them_is_always_due(
     assert (seen.waiting_bytes, seen.oldest_ms) == (7, 1)
 
 
-def test_so_many_failures_are_said_and_all_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measures, "SAID_KEPT_MAX", 3)
+def test_so_many_failures_are_said_and_all_are_counted() -> None:
     telemetry = Telemetry()
-    counting = Measures(telemetry, SystemClock())
+    counting = Measures(telemetry, SystemClock(), limits=CompactorLimits(failures_said_max=3))
     report = CycleReport(failed={found(number).partition: Unavailable("no answer") for number in range(9)})
     with capture_logs() as logged:
         counting.note_cycle(report, Looks())

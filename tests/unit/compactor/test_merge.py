@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from compactor import merge as merge_module
 from compactor.compaction import CompactionEnd
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.merge import MergeEnd, MergeResult
 from compactor.merge_plan import MergePolicy
 from compactor.plan import CompactionPolicy
@@ -66,8 +66,8 @@ async def everything(broker: Rig) -> tuple[list[bytes], list[object], object]:
         return reads, times, await search.of_maximum(PARTITION)
 
 
-async def merge(broker: Rig, policy: MergePolicy = PAIRS) -> MergeResult:
-    async with merging(broker.shared, broker.objects, policy=policy) as merger:
+async def merge(broker: Rig, policy: MergePolicy = PAIRS, *, limits: CompactorLimits = DEFAULT_LIMITS) -> MergeResult:
+    async with merging(broker.shared, broker.objects, policy=policy, limits=limits) as merger:
         return await merger.run(PARTITION)
 
 
@@ -141,13 +141,12 @@ async def test_segments_that_nobody_may_read_any_more_are_not_merged() -> None:
         assert (merged.base, merged.last) == (8, 19), "the one with the log start is whole"
 
 
-async def test_a_plan_looks_back_so_far_and_behind_so_many_large_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_plan_looks_back_so_far_and_behind_so_many_large_segments() -> None:
     async with rig() as broker:
         await fill(broker, 8)
-        monkeypatch.setattr(merge_module, "LARGE_PASSED_MAX", 2)
-        assert (await merge(broker, MergePolicy(count_min=2, segment_bytes=1))).ended is MergeEnd.NOTHING_DUE
-        monkeypatch.setattr(merge_module, "LOOKED_AT_MAX", 3)
-        merged = (await merge(broker)).merged
+        limits = CompactorLimits(merge_large_passed_max=2)
+        assert (await merge(broker, MergePolicy(count_min=2, segment_bytes=1), limits=limits)).ended is MergeEnd.NOTHING_DUE
+        merged = (await merge(broker, limits=CompactorLimits(merge_large_passed_max=2, merge_segments_read_max=3))).merged
 
         assert merged is not None
         assert (merged.base, merged.last) == (16, 27)
@@ -457,11 +456,10 @@ async def test_an_entry_that_contradicts_its_object_becomes_no_merge() -> None:
             await merge(broker)
 
 
-async def test_a_merge_of_many_keys_is_put_in_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge_module, "KEYS_PER_PUT", 2)
+async def test_a_merge_of_many_keys_is_put_in_several_requests() -> None:
     async with rig() as broker:
         await fill(broker, 8)
-        merged = (await merge(broker)).merged
+        merged = (await merge(broker, limits=CompactorLimits(merge_keys_per_put=2))).merged
 
         assert await listed_segments(broker.shared) == [merged] * 7
 

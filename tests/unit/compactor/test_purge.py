@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from compactor import purge
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.plan import CompactionPolicy
 from compactor.purge import Purge, PurgePolicy, PurgeResult
 from runtime.clock import SystemClock
@@ -43,11 +43,13 @@ class Setting(NamedTuple):
     topics: Topics
     clock: OffsetClock
 
-    def purge(self, *, metadata: Any = None, objects: Any = None, policy: PurgePolicy = AGAIN) -> Purge:
+    def purge(
+        self, *, metadata: Any = None, objects: Any = None, policy: PurgePolicy = AGAIN, limits: CompactorLimits = DEFAULT_LIMITS
+    ) -> Purge:
         blobs: Any = objects or self.broker.objects
         store: Any = metadata or self.broker.shared
         deletions = Deletions(store, blobs, ids=IdSource(clock=self.clock), clock=self.clock)
-        return Purge(metadata=store, objects=blobs, deletions=deletions, clock=self.clock, policy=policy)
+        return Purge(metadata=store, objects=blobs, deletions=deletions, clock=self.clock, policy=policy, limits=limits)
 
     async def topic(self, name: str) -> Topic:
         """Its partitions have segments, pending entries, index chunks and a page."""
@@ -179,12 +181,12 @@ async def test_a_topic_that_has_nothing_left_is_looked_at_less_and_less_often() 
         assert found[1][0] - found[0][0] == 1, "it is looked at soon again where something was found"
 
 
-async def test_a_run_does_no_more_than_it_may_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(purge, "PARTITIONS_TOGETHER", 1)
-    monkeypatch.setattr(purge, "OBJECTS_PER_DELETE", 1)
+async def test_a_run_does_no_more_than_it_may_and_the_next_goes_on() -> None:
+    limits = CompactorLimits(purge_partitions_together=1, purge_objects_per_delete=1)
     async with setting() as it:
         topics = [await it.deleted(f"topic-{number}") for number in range(3)]
-        upkeep = it.purge(policy=PurgePolicy(partitions_per_run=1, objects_per_run=3, pause_s=1e6, pause_s_max=1e6))
+        policy = PurgePolicy(partitions_per_run=1, objects_per_run=3, pause_s=1e6, pause_s_max=1e6)
+        upkeep = it.purge(policy=policy, limits=limits)
         runs: list[PurgeResult] = []
         while not runs or not runs[-1].is_round:
             runs.append(await upkeep.run())
@@ -196,12 +198,11 @@ async def test_a_run_does_no_more_than_it_may_and_the_next_goes_on(monkeypatch: 
         assert await upkeep.run() == PurgeResult(0, 0, 0, 0, True, {})
 
 
-async def test_a_round_goes_through_any_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(purge, "RECORDS_PER_RUN", 1)
+async def test_a_round_goes_through_any_number_of_records() -> None:
     async with setting() as it:
         kept, gone = await it.topic("kept"), await it.deleted("gone")
         before = await it.left_of(kept)
-        upkeep = it.purge()
+        upkeep = it.purge(limits=CompactorLimits(purge_records_per_run=1))
         rounds = [(await upkeep.run()).is_round for _ in range(6)]
 
         assert rounds == [False, False, True] * 2
@@ -411,13 +412,12 @@ async def test_a_record_of_an_id_that_cannot_be_read_holds_up_no_other() -> None
         assert await it.left_of(other) == []
 
 
-async def test_partitions_that_fail_end_a_run_and_the_next_goes_on_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(purge, "FAILED_MAX", 1)
-    monkeypatch.setattr(purge, "PARTITIONS_TOGETHER", 1)
+async def test_partitions_that_fail_end_a_run_and_the_next_goes_on_behind_them() -> None:
+    limits = CompactorLimits(purge_failed_max=1, purge_partitions_together=1)
     async with setting() as it:
         topics = sorted([await it.deleted("one"), await it.deleted("two")], key=lambda topic: topic.topic_id)
         path = PartitionKeys(topics[0].partition(0)).control.path
-        upkeep = it.purge(metadata=Changed(it.broker.shared, path, None), policy=PurgePolicy(pause_s=1e6))
+        upkeep = it.purge(metadata=Changed(it.broker.shared, path, None), policy=PurgePolicy(pause_s=1e6), limits=limits)
         first, second = await upkeep.run(), await upkeep.run()
 
         assert (first.partitions, first.is_round, len(first.failed)) == (1, False, 1)
@@ -425,12 +425,11 @@ async def test_partitions_that_fail_end_a_run_and_the_next_goes_on_behind_them(m
         assert await it.left_of(topics[1]) == []
 
 
-async def test_topics_beyond_those_that_are_remembered_are_looked_at_in_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(purge, "KEPT_MAX", 1)
+async def test_topics_beyond_those_that_are_remembered_are_looked_at_in_each_round() -> None:
     async with setting() as it:
         for number in range(3):
             await it.deleted(f"topic-{number}")
-        upkeep = it.purge(policy=PurgePolicy(pause_s=1e6))
+        upkeep = it.purge(policy=PurgePolicy(pause_s=1e6), limits=CompactorLimits(purged_topics_kept_max=1))
         partitions = [(await upkeep.run()).partitions for _ in range(3)]
 
         assert partitions == [3 * PARTITIONS, 2 * PARTITIONS, 2 * PARTITIONS]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from compactor import retention
+from compactor.limits import CompactorLimits
 from compactor.retention import RetentionResult
 from compactor.retention_plan import NO_LIMIT, RetentionLimits
 from storage.errors import NotFound, OffsetOutOfRange, OutcomeUnknown, Unavailable
@@ -224,10 +224,9 @@ async def test_by_size_a_partition_is_due_with_the_append_that_makes_it_too_larg
         assert (await log.broker.control()).sequence_counter == 102
 
 
-async def test_so_many_looks_are_remembered_and_a_partition_beyond_them_is_always_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "KEPT_MAX", 1)
+async def test_so_many_looks_are_remembered_and_a_partition_beyond_them_is_always_due() -> None:
     other = PARTITION._replace(partition=1)
-    async with aging(new=4) as log:
+    async with aging(new=4, limits=CompactorLimits(retention_looks_kept_max=1)) as log:
         upkeep = log.retention()
         control = await log.broker.control()
         await log.broker.shared.write([Put(PartitionKeys(other).control, encode(msgspec.structs.replace(control, pending=())), ABSENT)])
@@ -274,9 +273,8 @@ WRITES = 4
 
 
 @contextlib.asynccontextmanager
-async def with_all_there_is_to_do(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Aging]:
-    monkeypatch.setattr(retention, "KEYS_PER_DELETE", 1)
-    async with aging(old=60, segments=3) as log:
+async def with_all_there_is_to_do() -> AsyncIterator[Aging]:
+    async with aging(old=60, segments=3, limits=CompactorLimits(keys_per_delete=1)) as log:
         await log.append(PENDING_ENTRIES_MAX, age_h=2)
         await log.append(PENDING_ENTRIES_MAX)
         yield log
@@ -292,8 +290,8 @@ async def check_done(log: Aging) -> None:
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("at", range(WRITES))
-async def test_one_that_dies_at_any_step_leaves_what_the_next_one_finishes(at: int, is_done: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with with_all_there_is_to_do(monkeypatch) as log:
+async def test_one_that_dies_at_any_step_leaves_what_the_next_one_finishes(at: int, is_done: bool) -> None:
+    async with with_all_there_is_to_do() as log:
         begin = 120 + 2 * PENDING_ENTRIES_MAX
         with pytest.raises(Crash):
             await log.retention(Crashing(log.broker.shared, at=at, is_done=is_done)).run(PARTITION, HOUR)
@@ -307,8 +305,8 @@ async def test_one_that_dies_at_any_step_leaves_what_the_next_one_finishes(at: i
 
 @pytest.mark.parametrize("fault", ["request lost", "reply lost", "late", "refused"])
 @pytest.mark.parametrize("at", range(WRITES))
-async def test_a_write_without_an_answer_is_made_up_for(at: int, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with with_all_there_is_to_do(monkeypatch) as log:
+async def test_a_write_without_an_answer_is_made_up_for(at: int, fault: str) -> None:
+    async with with_all_there_is_to_do() as log:
         faulty = FaultyMetadata(log.broker.shared)
         upkeep = log.retention(faulty)
         faulty.faults.extend(["none"] * at + [fault])
@@ -381,9 +379,8 @@ async def test_entries_that_move_while_they_are_read_are_left_to_the_next_run() 
         assert (await log.broker.control()).log_start == 0
 
 
-async def test_a_store_that_does_not_answer_is_said_to_be_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "CALL_TIMEOUT_S", 0.01)
-    async with aging(old=40) as log:
+async def test_a_store_that_does_not_answer_is_said_to_be_unavailable() -> None:
+    async with aging(old=40, limits=CompactorLimits(call_timeout_s=0.01)) as log:
 
         class Silent(Counting):
             async def range_scan(self, _start: object, _end: object) -> Any:

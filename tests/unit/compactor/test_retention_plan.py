@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor import retention_plan
+from compactor.limits import DEFAULT_LIMITS
 from compactor.retention_plan import (
     AHEAD_MS,
     NO_LIMIT,
@@ -24,6 +24,7 @@ from storage.vocabulary import ObjectId
 NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
 FOR_EVER = 2**62
+SIZES_KEPT_MAX = DEFAULT_LIMITS.retention_sizes_kept_max
 
 
 def object_id(at_ms: int) -> ObjectId:
@@ -56,8 +57,15 @@ def control_of(log: Sequence[EntrySource], **fields: Any) -> Control:
     return Control(sequence_counter=end, bytes_total=sum(one.size_bytes for one in log), **fields)
 
 
-def plan_of(log: Sequence[EntrySource], limits: RetentionLimits, *, now_ms: int = NOW_MS, page: int = 3) -> RetentionPlan:
-    plan = RetentionPlan(limits, control_of(log), now_ms=now_ms)
+def plan_of(
+    log: Sequence[EntrySource],
+    limits: RetentionLimits,
+    *,
+    now_ms: int = NOW_MS,
+    page: int = 3,
+    sizes_kept_max: int = SIZES_KEPT_MAX,
+) -> RetentionPlan:
+    plan = RetentionPlan(limits, control_of(log), now_ms=now_ms, sizes_kept_max=sizes_kept_max)
     for begin in range(0, len(log), page):
         if not plan.add(log[begin : begin + page]):
             break
@@ -102,21 +110,20 @@ def test_nothing_goes_before_the_plan_said_that_something_may(
         assert naive(grown, limits, now_ms=now_ms) == rest[0].base
 
 
-def test_items_without_number_are_counted_in_bounded_memory_and_never_too_much_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention_plan, "SIZES_KEPT_MAX", 16)
+def test_items_without_number_are_counted_in_bounded_memory_and_never_too_much_goes() -> None:
     log = [entry(base * 2, size_bytes=10) for base in range(1_000)]
     for limit in (0, 10, 100, 2_000, 9_985, 20_000):
         limits = RetentionLimits(NO_LIMIT, limit)
-        plan = plan_of(log, limits)
+        plan = plan_of(log, limits, sizes_kept_max=16)
         kept_bytes = sum(one.size_bytes for one in log if one.base >= plan.log_start)
 
         assert len(plan._kept) <= 16
         assert plan.log_start <= naive(log, limits)
-        assert kept_bytes <= limit * 5 // 4 + 10, "what goes together is a fourth of it at most, a thousandth without the patch"
+        assert kept_bytes <= limit * 5 // 4 + 10, "what goes together is a fourth of it at most, a thousandth by default"
 
 
 def test_by_time_alone_no_more_is_looked_at_than_the_first_that_stays() -> None:
-    plan = RetentionPlan(RetentionLimits(DAY_MS, NO_LIMIT), Control(sequence_counter=9), now_ms=NOW_MS)
+    plan = RetentionPlan(RetentionLimits(DAY_MS, NO_LIMIT), Control(sequence_counter=9), now_ms=NOW_MS, sizes_kept_max=SIZES_KEPT_MAX)
 
     assert plan.add([entry(0, at_ms=NOW_MS - 2 * DAY_MS)])
     assert not plan.add([entry(2)])
@@ -124,7 +131,9 @@ def test_by_time_alone_no_more_is_looked_at_than_the_first_that_stays() -> None:
 
 
 def test_by_size_nothing_is_counted_of_a_log_that_never_had_so_much() -> None:
-    plan = RetentionPlan(RetentionLimits(NO_LIMIT, 1_000), Control(sequence_counter=9, bytes_total=1_000), now_ms=NOW_MS)
+    plan = RetentionPlan(
+        RetentionLimits(NO_LIMIT, 1_000), Control(sequence_counter=9, bytes_total=1_000), now_ms=NOW_MS, sizes_kept_max=SIZES_KEPT_MAX
+    )
 
     assert not plan.add([entry(0, size_bytes=600)])
     assert (plan.log_start, plan.again_bytes) == (0, 1_001)
@@ -132,7 +141,9 @@ def test_by_size_nothing_is_counted_of_a_log_that_never_had_so_much() -> None:
 
 def test_what_a_merge_has_put_in_the_place_of_counted_segments_is_not_counted_twice() -> None:
     log = [segment(0, size_bytes=100), segment(2, size_bytes=100), SegmentEntry(0, 5, object_id(NOW_MS), 250, NOW_MS, NOW_MS)]
-    plan = RetentionPlan(RetentionLimits(NO_LIMIT, 150), Control(sequence_counter=9, bytes_total=300), now_ms=NOW_MS)
+    plan = RetentionPlan(
+        RetentionLimits(NO_LIMIT, 150), Control(sequence_counter=9, bytes_total=300), now_ms=NOW_MS, sizes_kept_max=SIZES_KEPT_MAX
+    )
     plan.add(log)
 
     assert plan.log_start == 0

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor import gather_plan, spool
-from compactor import round as round_module
+from compactor import spool
 from compactor.compaction import Compaction, CompactionEnd, CompactionResult, CompactionTask
 from compactor.gather_plan import plan_reads
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.plan import in_runs
 from compactor.room import ByteRoom
-from compactor.round import Round, RoundLimits, RoundReport, only
+from compactor.round import CARRIED_SHARE, Round, RoundPolicy, RoundReport, only
 from compactor.slices import stamp
 from compactor.spool import open_spool
 from runtime.blocking import InlineBlocking, ThreadBlocking
@@ -56,19 +56,21 @@ def test_a_slice_is_stamped_in_memory_that_may_be_written_to_and_else_copied(is_
     assert parse_header(slice_).base_offset == (10 if is_own else 0)
 
 
-@pytest.mark.parametrize("size_bytes", [spool.UNBUFFERED_FROM_BYTES - 1, spool.UNBUFFERED_FROM_BYTES, 3 * spool.UNBUFFERED_FROM_BYTES])
+UNBUFFERED_FROM_BYTES = DEFAULT_LIMITS.spool_unbuffered_from_bytes
+
+
+@pytest.mark.parametrize("size_bytes", [UNBUFFERED_FROM_BYTES - 1, UNBUFFERED_FROM_BYTES, 3 * UNBUFFERED_FROM_BYTES])
 async def test_what_a_spool_gives_back_is_what_it_was_given_whether_or_not_it_goes_past_the_page_cache(
     size_bytes: int, tmp_path: Path
 ) -> None:
     parts = [bytes([number]) * size_bytes for number in range(4)]
     blocking = ThreadBlocking(threads=1, name="spool")
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(spool, "CHUNK_BYTES", 2 * size_bytes)
-            async with open_spool(blocking, bytes_max=0, folder=tmp_path) as opened_spool:
-                positions = [await opened_spool.append([part]) for part in parts]
-                opened_spool.seal()
-                found = await opened_spool.read([(position, size_bytes) for position in positions])
+        limits = CompactorLimits(spool_chunk_bytes=2 * size_bytes)
+        async with open_spool(blocking, bytes_max=0, folder=tmp_path, limits=limits) as opened_spool:
+            positions = [await opened_spool.append([part]) for part in parts]
+            opened_spool.seal()
+            found = await opened_spool.read([(position, size_bytes) for position in positions])
         assert [bytes(one) for one in found] == parts
     finally:
         blocking.close()
@@ -77,10 +79,7 @@ async def test_what_a_spool_gives_back_is_what_it_was_given_whether_or_not_it_go
 @given(st.lists(st.tuples(st.sampled_from("abc"), spans), max_size=8))
 def test_every_span_is_in_one_read_and_reads_are_as_few_as_gaps_allow(asked: list[tuple[str, list[tuple[int, int]]]]) -> None:
     entries = [entry_of(object_id, *spans) for object_id, spans in asked]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gather_plan, "GAP_BYTES_MAX", 100)
-        patch.setattr(gather_plan, "GET_BYTES_MAX", 1_000)
-        reads = plan_reads(entries)
+    reads = plan_reads(entries, gap_bytes_max=100, get_bytes_max=1_000)
 
     planned = [(read.object_id, span) for read in reads for span in read.spans]
     assert sorted(planned) == sorted({(entry.object_id, span) for entry in entries for span in entry.batches})
@@ -97,7 +96,8 @@ def test_a_whole_object_of_many_partitions_is_one_get() -> None:
     slice_bytes = 100_000
     entries = [entry_of("a", (64 + number * slice_bytes, slice_bytes)) for number in range(80)]
 
-    (read,) = plan_reads(reversed(entries))
+    limits = DEFAULT_LIMITS
+    (read,) = plan_reads(reversed(entries), gap_bytes_max=limits.gap_bytes_max, get_bytes_max=limits.get_bytes_max)
 
     assert (read.begin, read.end, len(read.spans)) == (64, 64 + 80 * slice_bytes, 80)
 
@@ -141,9 +141,17 @@ class Bench(NamedTuple):
     objects: CountingObjects
     compaction: Compaction
 
-    async def run(self, limits: RoundLimits | None = None, partitions: Sequence[PartitionId] = PARTITIONS) -> RoundReport:
+    async def run(
+        self,
+        policy: RoundPolicy | None = None,
+        partitions: Sequence[PartitionId] = PARTITIONS,
+        *,
+        limits: CompactorLimits = DEFAULT_LIMITS,
+    ) -> RoundReport:
         objects: Any = self.objects
-        return await Round(self.compaction, objects=objects, blocking=InlineBlocking(), clock=SystemClock(), limits=limits).run(partitions)
+        clock = SystemClock()
+        one = Round(self.compaction, objects=objects, blocking=InlineBlocking(), clock=clock, policy=policy, limits=limits)
+        return await one.run(partitions)
 
 
 @contextlib.asynccontextmanager
@@ -173,8 +181,8 @@ async def test_one_get_of_an_object_serves_all_partitions() -> None:
 
 async def test_partitions_that_do_not_fit_are_left_unclaimed_for_the_next_round() -> None:
     async with bench() as it:
-        first = await it.run(RoundLimits(slice_bytes_max=1))
-        second = await it.run(RoundLimits(slice_bytes_max=1 << 20), first.left)
+        first = await it.run(RoundPolicy(slice_bytes_max=1))
+        second = await it.run(RoundPolicy(slice_bytes_max=1 << 20), first.left)
 
         assert [partition for partition, ended in first.ended.items() if isinstance(ended, CompactionResult)] == PARTITIONS[:1]
         assert first.left == PARTITIONS[1:]
@@ -234,14 +242,11 @@ class Missing:
 
 
 @pytest.mark.parametrize("unbuffered_from_bytes", [1, 1 << 20])
-async def test_a_spool_gives_back_what_it_was_given_in_memory_and_in_files(
-    monkeypatch: pytest.MonkeyPatch, unbuffered_from_bytes: int
-) -> None:
-    monkeypatch.setattr(spool, "CHUNK_BYTES", 200_000)
-    monkeypatch.setattr(spool, "UNBUFFERED_FROM_BYTES", unbuffered_from_bytes)
+async def test_a_spool_gives_back_what_it_was_given_in_memory_and_in_files(unbuffered_from_bytes: int) -> None:
+    limits = CompactorLimits(spool_chunk_bytes=200_000, spool_unbuffered_from_bytes=unbuffered_from_bytes)
     blocking = ThreadBlocking(threads=1, name="spool")
     try:
-        async with open_spool(blocking, bytes_max=1_000_000) as kept:
+        async with open_spool(blocking, bytes_max=1_000_000, limits=limits) as kept:
             wanted = [(number, bytes([number]) * (number * 7_001 % 9_000 + 1)) for number in range(150)]
             positions = await asyncio.gather(*[kept.append([data[:1], data[1:]]) for _, data in wanted])
             wanted.append((0, b"the rest"))
@@ -269,9 +274,8 @@ async def test_a_folder_without_room_is_named(monkeypatch: pytest.MonkeyPatch) -
     def full(_descriptor: int, _parts: Sequence[Buffer]) -> bool:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(spool, "CHUNK_BYTES", 1)
     monkeypatch.setattr(spool, "write_unbuffered", full)
-    async with open_spool(InlineBlocking(), bytes_max=1, folder=Path("/tmp")) as kept:
+    async with open_spool(InlineBlocking(), bytes_max=1, folder=Path("/tmp"), limits=CompactorLimits(spool_chunk_bytes=1)) as kept:
         with pytest.raises(Unavailable, match=r"folder='/tmp'.*No space left.*compactor\.spool_dir"):
             await kept.append([b"slice"])
 
@@ -293,12 +297,12 @@ async def test_room_is_given_in_parts_and_the_largest_works_alone() -> None:
     assert most == 100
 
 
-async def test_a_round_holds_so_much_of_what_entries_carry_and_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_module, "BEGUN_TOGETHER", 2)
+async def test_a_round_holds_so_much_of_what_entries_carry_and_leaves_the_rest() -> None:
+    limits = CompactorLimits(begun_together_max=2)
     async with bench(InlineSettings(bytes_max=1_024)) as it:
         before = [await it.broker.read_all(partition) for partition in PARTITIONS]
-        first = await it.run(RoundLimits(segment_bytes_max=round_module.CARRIED_SHARE))
-        second = await it.run(None, first.left)
+        first = await it.run(RoundPolicy(segment_bytes_max=CARRIED_SHARE), limits=limits)
+        second = await it.run(None, first.left, limits=limits)
 
         assert (len(first.ended), len(first.left)) == (2, len(PARTITIONS) - 2)
         assert all(isinstance(one, CompactionResult) and one.segment is not None for one in [*first.ended.values(), *second.ended.values()])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from compactor.gather_plan import GAP_BYTES_MAX
+from compactor.limits import DEFAULT_LIMITS
 from compactor.slices import GETS_TOGETHER, GatheredSlices
 from compactor.spool import open_spool
 from runtime.blocking import InlineBlocking
@@ -25,7 +25,7 @@ class NoObjects:
 
 async def test_an_object_of_which_a_range_could_not_be_read_is_not_asked_for_another() -> None:
     objects = NoObjects()
-    entries = [Entry(number, number, ONE, ((number * 2 * GAP_BYTES_MAX, 100),), 0, 0) for number in range(READS)]
+    entries = [Entry(number, number, ONE, ((number * 2 * DEFAULT_LIMITS.gap_bytes_max, 100),), 0, 0) for number in range(READS)]
     async with open_spool(InlineBlocking(), bytes_max=1 << 20) as spool:
         slices = GatheredSlices(objects, spool)  # type: ignore[arg-type]
         await slices.gather(entries)

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from compactor.tidy_plan import DEAD_WRITERS_MAX, Tidied, TidyPolicy, questioned_writers, tidied
+from compactor.limits import DEFAULT_LIMITS
+from compactor.tidy_plan import Tidied, TidyPolicy, questioned_writers, tidied
 from storage.formats.control import (
     Control,
     IndexChunk,
@@ -23,6 +24,7 @@ from storage.vocabulary import ObjectId
 from tests.unit.compactor.test_retention_plan import DAY_MS, NOW_MS, entry
 
 POLICY = TidyPolicy(idle_ms=1_000, producer_expiration_ms=DAY_MS // FORGOTTEN_AFTER)
+DEAD_WRITERS_MAX = DEFAULT_LIMITS.dead_writers_max
 IDLE_MS, BUSY_MS = NOW_MS - 1_001, NOW_MS - 1_000
 
 
@@ -49,7 +51,7 @@ def with_writers(*epochs: int, **fields: Any) -> Control:
 
 
 def tidy(control: Control, log_start: int = 0, policy: TidyPolicy = POLICY, **given: Any) -> Tidied | None:
-    return tidied(control, log_start, policy, now_ms=NOW_MS, **given)
+    return tidied(control, log_start, policy, now_ms=NOW_MS, dead_writers_max=DEAD_WRITERS_MAX, **given)
 
 
 # Producers
@@ -166,7 +168,7 @@ def test_it_matters_who_is_gone_where_a_record_changes_anyway_or_names_many_and_
     few, many = range(1, DEAD_WRITERS_MAX + 1), range(1, DEAD_WRITERS_MAX + 2)
 
     def questioned(control: Control) -> list[int]:
-        return sorted(questioned_writers(control, POLICY, now_ms=NOW_MS))
+        return sorted(questioned_writers(control, POLICY, now_ms=NOW_MS, dead_writers_max=DEAD_WRITERS_MAX))
 
     assert questioned(with_writers(*few)) == []
     assert questioned(with_writers(*many)) == [*many]

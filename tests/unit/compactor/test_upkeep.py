@@ -11,11 +11,12 @@ from structlog.testing import capture_logs
 
 from compactor import upkeep as upkeep_module
 from compactor.collector import CollectorPolicy, UploadsReport
+from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.measures import CycleReport, Measures
 from compactor.merge import MergeEnd, MergeResult, Merging
 from compactor.plan import CompactionPolicy
-from compactor.round import RoundLimits
-from compactor.upkeep import DAMAGED_AGAIN_MS, UNMERGED_MAX, Upkeep
+from compactor.round import RoundPolicy
+from compactor.upkeep import DAMAGED_AGAIN_MS, Upkeep
 from runtime.blocking import InlineBlocking
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
@@ -65,7 +66,14 @@ class Cluster(NamedTuple):
     partitions: list[PartitionId]
     telemetry: Telemetry
 
-    def upkeep(self, policy: CompactionPolicy = AT_ONCE, limits: RoundLimits | None = None, *, grace_ms: int = 900_000) -> Upkeep:
+    def upkeep(
+        self,
+        policy: CompactionPolicy = AT_ONCE,
+        rounds: RoundPolicy | None = None,
+        *,
+        grace_ms: int = 900_000,
+        limits: CompactorLimits = DEFAULT_LIMITS,
+    ) -> Upkeep:
         store: Any = self.metadata
         objects: Any = self.broker.objects
         return Upkeep(
@@ -75,11 +83,12 @@ class Cluster(NamedTuple):
             ids=IdSource(clock=self.clock),
             clock=self.clock,
             policy=policy,
-            limits=limits or RoundLimits(),
+            rounds=rounds or RoundPolicy(),
             measures=Measures(self.telemetry, self.clock),
             collecting=CollectorPolicy(grace_ms=grace_ms),
             collect_every_s=0.0,
             http=lambda: "127.0.0.1:8170",
+            limits=limits,
         )
 
     async def append(self, partitions: Sequence[PartitionId] | None = None, count: int = 3, *, padding: bytes = b"") -> None:
@@ -192,7 +201,7 @@ async def test_what_has_not_changed_is_not_looked_at_until_it_is_due_by_its_age(
 async def test_a_backlog_becomes_several_segments_in_rounds_of_bounded_size() -> None:
     async with cluster() as it:
         await it.append(count=12)
-        upkeep = it.upkeep(CompactionPolicy(entries_due=1, segment_bytes=300), RoundLimits(slice_bytes_max=800))
+        upkeep = it.upkeep(CompactionPolicy(entries_due=1, segment_bytes=300), RoundPolicy(slice_bytes_max=800))
         reports = await until_nothing_is_due(upkeep)
         await upkeep.close()
 
@@ -385,9 +394,9 @@ async def test_retention_of_the_topic_is_applied_in_a_cycle_also_where_nothing_i
 async def test_of_a_backlog_no_more_than_a_round_is_added_before_what_may_go_is_deleted() -> None:
     async with cluster() as it:
         await it.append(count=12)
-        upkeep = it.upkeep(CompactionPolicy(entries_due=1, segment_bytes=300), RoundLimits(slice_bytes_max=800), grace_ms=-60_000)
+        upkeep = it.upkeep(CompactionPolicy(entries_due=1, segment_bytes=300), RoundPolicy(slice_bytes_max=800), grace_ms=-60_000)
         reports = await until_nothing_is_due(upkeep)
-        alone = it.upkeep(CompactionPolicy(entries_due=1, segment_bytes=300), RoundLimits(slice_bytes_max=800))
+        alone = it.upkeep(CompactionPolicy(entries_due=1, segment_bytes=300), RoundPolicy(slice_bytes_max=800))
         await it.append(count=12)
         by_hand = await alone.cycle(is_share=False)
         await upkeep.close()
@@ -590,12 +599,9 @@ async def with_merges_to_do(it: Cluster) -> None:
     await it.append(count=1, padding=bytes(5_000))
 
 
-async def test_merges_that_are_too_many_for_a_cycle_are_done_in_the_next_ones_though_nothing_is_appended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(upkeep_module, "MERGED_MAX", 2)
+async def test_merges_that_are_too_many_for_a_cycle_are_done_in_the_next_ones_though_nothing_is_appended() -> None:
     async with cluster() as it:
-        upkeep = it.upkeep()
+        upkeep = it.upkeep(limits=CompactorLimits(merged_partitions_max=2))
         merges = [(await with_small_segments(it, upkeep)).merges]
         merges += [(await upkeep.cycle()).merges for _ in range(3)]
         await upkeep.close()
@@ -627,22 +633,22 @@ async def test_a_merge_that_failed_is_tried_again_in_the_next_cycle_though_nothi
         assert merges == [PARTITIONS - 3, 2, 0], "one that is damaged is left alone"
 
 
-@pytest.mark.parametrize(("bound", "value"), [("UNMERGED_MAX", UNMERGED_MAX), ("UNMERGED_MAX", 2), ("TAKEN_OVER_MAX", 2)])
-async def test_merges_that_a_compactor_left_undone_are_done_by_whoever_has_its_partitions_next(
-    monkeypatch: pytest.MonkeyPatch, bound: str, value: int
-) -> None:
-    monkeypatch.setattr(upkeep_module, bound, value)
+@pytest.mark.parametrize(
+    ("limits", "first"),
+    [(DEFAULT_LIMITS, PARTITIONS), (CompactorLimits(unmerged_partitions_max=2), 2), (CompactorLimits(taken_over_partitions_max=2), 2)],
+)
+async def test_merges_that_a_compactor_left_undone_are_done_by_whoever_has_its_partitions_next(limits: CompactorLimits, first: int) -> None:
     async with cluster() as it:
-        await with_small_segments(it, before := it.upkeep(MERGELESS))
+        await with_small_segments(it, before := it.upkeep(MERGELESS, limits=limits))
         await it.append(count=1, padding=bytes(5_000))
         await until_nothing_is_due(before)
         await before.close()
-        upkeep = it.upkeep()
+        upkeep = it.upkeep(limits=limits)
         merges = [(await upkeep.cycle()).merges for _ in range(4)]
         await upkeep.close()
 
         assert sum(merges) == PARTITIONS
-        assert merges[0] == min(PARTITIONS, value)
+        assert merges[0] == first
 
 
 async def test_merges_wait_for_the_next_cycle_when_it_cannot_be_seen_which_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -666,11 +672,9 @@ async def test_merges_wait_for_the_next_cycle_when_it_cannot_be_seen_which_are_d
         assert merges == PARTITIONS
 
 
-async def test_no_more_partitions_wait_with_their_merges_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep_module, "MERGED_MAX", 1)
-    monkeypatch.setattr(upkeep_module, "UNMERGED_MAX", 2)
+async def test_no_more_partitions_wait_with_their_merges_than_may() -> None:
     async with cluster() as it:
-        upkeep = it.upkeep()
+        upkeep = it.upkeep(limits=CompactorLimits(merged_partitions_max=1, unmerged_partitions_max=2))
         merges = [(await with_small_segments(it, upkeep)).merges]
         merges += [(await upkeep.cycle()).merges for _ in range(4)]
         await upkeep.close()
@@ -682,7 +686,6 @@ async def test_merges_that_fail_in_every_cycle_do_not_keep_those_beyond_the_boun
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They go behind those that were not tried yet."""
-    monkeypatch.setattr(upkeep_module, "MERGED_MAX", 2)
     failing: set[PartitionId] = set()
     original = Merging.run
 
@@ -695,7 +698,7 @@ async def test_merges_that_fail_in_every_cycle_do_not_keep_those_beyond_the_boun
     async with cluster() as it:
         await with_merges_to_do(it)
         monkeypatch.setattr(Merging, "run", run)
-        upkeep = it.upkeep()
+        upkeep = it.upkeep(limits=CompactorLimits(merged_partitions_max=2))
         merges = [(await upkeep.cycle()).merges for _ in range(6)]
         await upkeep.close()
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from compactor import discovery
 from compactor.assembly import open_compactor
 from compactor.compaction import CompactionEnd
+from compactor.limits import CompactorLimits
 from compactor.plan import CompactionPolicy
 from process.settings.loading import load
 from runtime.ids import IdSource
@@ -118,14 +118,13 @@ async def test_a_broker_that_registers_while_a_cycle_asks_keeps_its_entry() -> N
         assert (control.pending, [*control.writers]) == ((), late)
 
 
-async def test_brokers_are_asked_for_once_in_a_cycle_of_several_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_brokers_are_asked_for_once_in_a_cycle_of_several_reads() -> None:
     """Those whom later records name are asked for in the next cycle."""
-    monkeypatch.setattr(discovery, "CONTROLS_PER_READ", 2)
     async with cluster() as it:
         for number, partition in enumerate(it.partitions):
             await change(it, partition, writers=writers(range(100 * number, 100 * number + 5)))
         it.clock.later_ms = LATER_MS
-        upkeep = it.upkeep(LATER)
+        upkeep = it.upkeep(LATER, limits=CompactorLimits(controls_per_read=2))
         counts, left = [], []
         for _ in range(3):
             await upkeep.cycle()
