@@ -22,10 +22,6 @@ from storage.verify.partition_walk import PartitionWalk
 from storage.verify.reading import StoreReading
 from storage.vocabulary import ObjectId
 
-OBJECTS_PER_LIST: Final = 1_000
-WINDOW_OBJECTS: Final = 200_000
-"""Objects in memory at a time, about 60 MiB. All metadata are read once for each window."""
-
 _MINUTE_MS: Final = 60_000
 _AGES: Final = (
     ("less than 15 minutes", 15 * _MINUTE_MS),
@@ -97,7 +93,7 @@ class Inventory:
             if object_id is None:
                 continue
             window[object_id] = StoredObject(kind, stat)
-            if len(window) == WINDOW_OBJECTS:
+            if len(window) == self.reading.limits.window_objects:
                 await self._look_for(window, is_first=is_first)
                 is_first = False
         if window or is_first:
@@ -157,8 +153,9 @@ def unreferenced_findings(totals: StoreTotals) -> list[StoreFinding]:
     ]
 
 
-async def objects_under(reading: StoreReading, prefix: str, *, page: int = OBJECTS_PER_LIST) -> AsyncIterator[ObjectStat]:
-    """All objects whose key starts with `prefix`, in the order of their keys, listed `page` at a time."""
+async def objects_under(reading: StoreReading, prefix: str, *, page: int | None = None) -> AsyncIterator[ObjectStat]:
+    """All objects whose key starts with `prefix`, in the order of their keys, listed `page` at a time, or as the limits say."""
+    page = page or reading.limits.objects_per_list
     start_after = ""
     while found := await reading.objects(prefix, start_after=start_after, count=page):
         for stat in found:

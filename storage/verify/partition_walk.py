@@ -7,7 +7,7 @@ finding only if that says that the entries have not moved.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from storage.errors import Corrupt, IncompatibleFormat
 from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, decode_chunk, decode_control, decode_segment
@@ -17,12 +17,6 @@ from storage.verify.entry_order import EntryOrder, OverlapCheck, about_source, m
 from storage.verify.findings import FindingKind, FindingReport, StoreFinding, finding, kind_of
 from storage.verify.reading import StoreReading
 from storage.vocabulary import PartitionId
-
-CHUNKS_PER_PAGE: Final = 16
-"""Index chunks in memory at a time: about 256 entries."""
-SEGMENTS_PER_PAGE: Final = 256
-SECOND_LOOK_S: Final = 0.2
-"""How long to wait before a hole is looked at again: for a node that answers old state, and for the one that takes its place."""
 
 
 class LocatedSource(NamedTuple):
@@ -53,6 +47,7 @@ class PartitionWalk:
         self.is_whole = True
         """Whether every offset from `begin` on was gone through once: none was missing, and none moved meanwhile."""
         self._reading = reading
+        self._limits = reading.limits
         self._report = report
         self._overlap = OverlapCheck()
 
@@ -131,7 +126,7 @@ class PartitionWalk:
                 offset = newer.log_start
             elif looked_again_at != offset or (offset < control.compaction_cursor) != (offset < newer.compaction_cursor):
                 looked_again_at = offset
-                await asyncio.sleep(SECOND_LOOK_S)
+                await asyncio.sleep(self._limits.second_look_s)
             else:
                 self.is_whole = False
                 self.order.begin_anew()
@@ -148,7 +143,7 @@ class PartitionWalk:
                 return [], _Hole(offset, control.compaction_cursor)
             return [LocatedSource(newest, self.keys.control.path)], None
         offset = self._merge_at(control, offset, found)
-        for record in await self._page(self.keys.segment(offset).path, self.keys.segments_prefix, SEGMENTS_PER_PAGE):
+        for record in await self._page(self.keys.segment(offset).path, self.keys.segments_prefix, self._limits.segments_per_page):
             segment = self._segment_of(record)
             if segment is None:
                 continue
@@ -191,7 +186,7 @@ class PartitionWalk:
             self._compare(found)
             return found, None if found else _Hole(offset, control.sequence_counter)
         found = []
-        for record in await self._page(self.keys.index(offset).path, self.keys.index_prefix, CHUNKS_PER_PAGE):
+        for record in await self._page(self.keys.index(offset).path, self.keys.index_prefix, self._limits.chunks_per_page):
             for one in self._chunk_of(record):
                 entry = one.source
                 if entry.last < offset or entry.base >= indexed_end:
@@ -232,7 +227,7 @@ class PartitionWalk:
         if control is None:
             return
         start = self.keys.index(control.pending[0].base if control.pending else control.sequence_counter).path
-        while records := await self._page(start, self.keys.index_prefix, CHUNKS_PER_PAGE):
+        while records := await self._page(start, self.keys.index_prefix, self._limits.chunks_per_page):
             # What was appended meanwhile is not above the end of a log that is read after it.
             found = [one for record in records for one in self._chunk_of(record)]
             await self._above(found, lambda control: control.sequence_counter, "sequence_counter")
@@ -241,7 +236,7 @@ class PartitionWalk:
             start = self.keys.segment(control.compaction_cursor).path
         else:
             start = self.keys.segment(control.segment.base).path
-        records = await self._page(start, self.keys.segments_prefix, SEGMENTS_PER_PAGE)
+        records = await self._page(start, self.keys.segments_prefix, self._limits.segments_per_page)
         segments = [LocatedSource(segment, record.path) for record in records if (segment := self._segment_of(record)) is not None]
         await self._above(segments, lambda control: control.compaction_cursor, "compaction_cursor")
 
@@ -249,7 +244,7 @@ class PartitionWalk:
         end = -1
         for look in range(2):
             if look and found:
-                await asyncio.sleep(SECOND_LOOK_S)
+                await asyncio.sleep(self._limits.second_look_s)
             control = await self.refresh() if found else None
             if control is None:
                 return

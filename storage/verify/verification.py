@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Final
 
 import msgspec
 
@@ -17,17 +16,14 @@ from storage.verify.partition_check import Checked, Depth, PartitionCheck
 from storage.verify.reading import StoreReading
 from storage.verify.wal_objects import WalHeads
 
-FINDINGS_KEPT_MAX: Final = 1_000
-"""Beyond these, findings are counted by kind."""
-
-
 OffsetsPassed = Callable[[int], None]
 
 
 @dataclass(slots=True)
 class Findings:
-    """Each finding once, as many as are kept, and the number of all."""
+    """Each finding once, `kept_max` of them, and the number of all."""
 
+    kept_max: int
     kept: list[StoreFinding] = field(default_factory=list)
     counts: Counter[FindingKind] = field(default_factory=Counter)
     severities: Counter[Severity] = field(default_factory=Counter)
@@ -38,7 +34,7 @@ class Findings:
             return
         self.counts[one.kind] += 1
         self.severities[one.severity] += 1
-        if len(self.kept) < FINDINGS_KEPT_MAX:
+        if len(self.kept) < self.kept_max:
             self.kept.append(one)
             self._seen.add(one)
 
@@ -62,7 +58,7 @@ class Verification:
         self._reading = reading
         self._depth = depth
         self._heads = WalHeads(reading)
-        self.findings = Findings()
+        self.findings = Findings(reading.limits.findings_kept_max)
         self.checked = Checked()
 
     async def run(self, topics: Collection[str] = (), *, partition: int | None = None, moved: OffsetsPassed = lambda _: None) -> Verified:

@@ -20,8 +20,6 @@ from storage.vocabulary import ObjectId, PartitionId
 
 HEADER_READ_BYTES: Final = 16 * KIB
 """How much of an object is read at first: the header of up to 450 slices."""
-SLICES_KEPT_MAX: Final = 100_000
-"""Slices of the headers that are kept: about 30 MiB. An object whose header was dropped is read again for its next partition."""
 _SIZE_AT: Final = 12
 _SIZE: Final = struct.Struct(">I")
 
@@ -55,7 +53,7 @@ class WalHeads:
         head = await read_head(self._reading, object_key(object_id))
         self._kept[object_id] = head
         self._slices += _slices_of(head)
-        while self._slices > SLICES_KEPT_MAX and len(self._kept) > 1:
+        while self._slices > self._reading.limits.slices_kept_max and len(self._kept) > 1:
             self._slices -= _slices_of(self._kept.popitem(last=False)[1])
         return head
 

@@ -20,7 +20,7 @@ from storage.errors import NotFound
 from storage.objects.naming import is_key
 from storage.objects.port import ObjectStat
 from storage.opening import Stores
-from storage.verify.inventory import OBJECTS_PER_LIST, Inventory, StoreTotals, objects_under
+from storage.verify.inventory import Inventory, StoreTotals, objects_under
 from storage.verify.partition_totals import PartitionTotal, partition_totals
 from storage.verify.reading import StoreReading
 
@@ -43,7 +43,7 @@ def show_summary(file: Path | None, assignments: Sequence[str], terminal: Termin
             def count(objects: int) -> None:
                 nonlocal listed
                 listed += objects
-                if listed % OBJECTS_PER_LIST == 0:
+                if listed % reading.limits.objects_per_list == 0:
                     status.update(f"{listed:,} objects listed")
 
             return await Inventory(reading, SystemClock()).run(listed=count)
@@ -92,7 +92,8 @@ def show_objects(file: Path | None, assignments: Sequence[str], terminal: Termin
         stored_before_ms = SystemClock().now_ms() - chosen.older_than_ms
         found: list[ListedObject] = []
         kept = await kept_objects(stores) if chosen.is_kept else None
-        async for stat in _old(objects_under(reading, chosen.prefix, page=min(limit + 1, OBJECTS_PER_LIST)), stored_before_ms):
+        page = min(limit + 1, reading.limits.objects_per_list)
+        async for stat in _old(objects_under(reading, chosen.prefix, page=page), stored_before_ms):
             if kept is not None and stat.key not in kept:
                 continue
             if len(found) == limit:

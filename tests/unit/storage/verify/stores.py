@@ -18,6 +18,7 @@ from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Applied, Delete, Key, Put, Record, children_of
 from storage.objects.memory import MemoryObjectStore
 from storage.verify.findings import StoreFinding
+from storage.verify.limits import DEFAULT_LIMITS, VerifyLimits
 from storage.verify.partition_check import Depth
 from storage.verify.reading import StoreReading
 from storage.verify.verification import Verification, Verified
@@ -114,13 +115,15 @@ async def verify(
     metadata: object = None,
     objects: object = None,
     moved: Callable[[int], None] = lambda _: None,
+    limits: VerifyLimits = DEFAULT_LIMITS,
 ) -> Verified:
-    reading = StoreReading(metadata or broker.shared, objects or objects_of(broker), concurrency=4)  # type: ignore[arg-type]
+    stores: Any = (metadata or broker.shared, objects or objects_of(broker))
+    reading = StoreReading(*stores, concurrency=4, limits=limits)
     return await Verification(reading, depth=depth or Depth()).run(moved=moved)
 
 
-async def found(broker: Rig, *, depth: Depth | None = None) -> list[StoreFinding]:
-    return (await verify(broker, depth=depth)).findings.kept
+async def found(broker: Rig, *, depth: Depth | None = None, limits: VerifyLimits = DEFAULT_LIMITS) -> list[StoreFinding]:
+    return (await verify(broker, depth=depth, limits=limits)).findings.kept
 
 
 # What is planted

@@ -19,9 +19,10 @@ from storage.errors import OutcomeUnknown, Unavailable
 from storage.formats.control import LogState
 from storage.metadata.port import DeleteRange, Key, NotApplied, Put, Record
 from storage.objects.port import ObjectStat
-from storage.verify import partition_walk, reading
 from storage.verify.active_partitions import count_offsets
 from storage.verify.findings import FindingKind
+from storage.verify.limits import DEFAULT_LIMITS, VerifyLimits
+from storage.verify.reading import StoreReading
 from tests.kit.record_batches import record_batch
 from tests.unit.compactor.compacting import compacting, merging
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
@@ -51,8 +52,8 @@ async def broker() -> AsyncIterator[Rig]:
         yield made
 
 
-async def assert_sound(broker: Rig) -> Any:
-    result = await verify(broker, depth=DEEP)
+async def assert_sound(broker: Rig, *, limits: VerifyLimits = DEFAULT_LIMITS) -> Any:
+    result = await verify(broker, depth=DEEP, limits=limits)
     assert result.findings.kept == []
     return result.checked
 
@@ -129,12 +130,10 @@ async def test_a_topic_in_deletion_is_left_alone(broker: Rig) -> None:
     assert (await assert_sound(broker)).partitions == 0
 
 
-async def test_a_log_of_many_pages(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_walk, "CHUNKS_PER_PAGE", 2)
-    monkeypatch.setattr(partition_walk, "SEGMENTS_PER_PAGE", 1)
+async def test_a_log_of_many_pages(broker: Rig) -> None:
     await three_segments(broker)
     await fill(broker, 150, begin=80)
-    await assert_sound(broker)
+    await assert_sound(broker, limits=VerifyLimits(chunks_per_page=2, segments_per_page=1))
 
 
 async def test_an_attempt_that_a_compactor_left_is_named_and_nothing_is_wrong(broker: Rig) -> None:
@@ -154,10 +153,13 @@ async def test_offsets_are_counted_for_a_bar_and_all_of_them_are_gone_through(br
     await three_segments(broker)
     gone_through: list[int] = []
     await verify(broker, moved=gone_through.append)
-    assert sum(gone_through) == await count_offsets(reading.StoreReading(broker.shared, objects_of(broker), concurrency=1)) == 160
+    assert sum(gone_through) == await count_offsets(StoreReading(broker.shared, objects_of(broker), concurrency=1)) == 160
 
 
 # While others write
+
+
+SMALL_PAGES = VerifyLimits(chunks_per_page=1, segments_per_page=1, second_look_s=0.0)
 
 
 ACTS_MAX = 24
@@ -266,10 +268,7 @@ async def three_segments_and_more_entries(broker: Rig) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-async def test_nothing_is_found_while_brokers_append_and_compactors_move_and_delete(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_walk, "CHUNKS_PER_PAGE", 1)
-    monkeypatch.setattr(partition_walk, "SEGMENTS_PER_PAGE", 1)
-    monkeypatch.setattr(partition_walk, "SECOND_LOOK_S", 0.0)
+async def test_nothing_is_found_while_brokers_append_and_compactors_move_and_delete(seed: int) -> None:
     async with kept(one_segment_and_many_entries) as broker:
         upkeep = Upkeep(broker, seed)
 
@@ -278,12 +277,13 @@ async def test_nothing_is_found_while_brokers_append_and_compactors_move_and_del
             depth=DEEP,
             metadata=Interleaved(broker.shared, upkeep.at_metadata),
             objects=Interleaved(objects_of(broker), upkeep.at_objects),
+            limits=SMALL_PAGES,
         )
 
         assert upkeep.done
         assert [one for one in result.findings.kept if one.kind is not FindingKind.COMPACTION_LEFT] == []
         assert result.checked.partitions == 2
-        await assert_sound(broker)
+        await assert_sound(broker, limits=SMALL_PAGES)
 
 
 @pytest.mark.parametrize("when", range(1, 12))
@@ -315,10 +315,7 @@ async def test_a_topic_that_is_deleted_meanwhile_is_nothing_to_report(broker: Ri
         ("drain", "compact"),
     ],
 )
-async def test_nothing_is_found_wherever_entries_move(store: str, acts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_walk, "CHUNKS_PER_PAGE", 1)
-    monkeypatch.setattr(partition_walk, "SEGMENTS_PER_PAGE", 1)
-    monkeypatch.setattr(partition_walk, "SECOND_LOOK_S", 0.0)
+async def test_nothing_is_found_wherever_entries_move(store: str, acts: tuple[str, ...]) -> None:
     found = {when: kinds for when in range(1, 25) if (kinds := await found_while_entries_move(store, when, acts))}
     assert found == {}
 
@@ -339,7 +336,7 @@ async def found_while_entries_move(store: str, when: int, acts: tuple[str, ...])
                         await getattr(upkeep, name)()
 
         inner = broker.shared if store == "metadata" else objects_of(broker)
-        result = await verify(broker, depth=DEEP, **{store: Interleaved(inner, act)})
+        result = await verify(broker, depth=DEEP, limits=SMALL_PAGES, **{store: Interleaved(inner, act)})
         return [one.kind for one in result.findings.kept if one.kind is not FindingKind.COMPACTION_LEFT]
 
 
@@ -367,24 +364,22 @@ class BehindOnce:
 
 
 @pytest.mark.parametrize("prefix", [KEYS.index_prefix, KEYS.segments_prefix])
-async def test_a_hole_that_is_gone_at_the_second_look_is_none(broker: Rig, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_walk, "SECOND_LOOK_S", 0.0)
+async def test_a_hole_that_is_gone_at_the_second_look_is_none(broker: Rig, prefix: str) -> None:
     await three_segments(broker)
     await fill(broker, 60, begin=80)
     behind = BehindOnce(broker.shared, prefix)
 
-    result = await verify(broker, metadata=behind)
+    result = await verify(broker, metadata=behind, limits=VerifyLimits(second_look_s=0.0))
 
     assert behind.scans > 1
     assert result.findings.kept == []
 
 
-async def test_entries_that_move_just_before_the_second_look_are_no_hole(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_walk, "SECOND_LOOK_S", 0.0)
+async def test_entries_that_move_just_before_the_second_look_are_no_hole(broker: Rig) -> None:
     await fill(broker, 60)
     behind = BehindOnce(broker.shared, KEYS.index_prefix, lambda: compact(broker))
 
-    result = await verify(broker, metadata=behind)
+    result = await verify(broker, metadata=behind, limits=VerifyLimits(second_look_s=0.0))
 
     assert behind.scans > 1
     assert result.findings.kept == []
@@ -395,28 +390,27 @@ async def delete_topic(topics: Topics) -> None:
     await topics.delete(topic)
 
 
-async def test_a_store_that_does_not_answer_once_is_asked_again(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PAUSE_S", 0.0)
+async def test_a_store_that_does_not_answer_once_is_asked_again(broker: Rig) -> None:
     await fill(broker)
 
     async def act(number: int) -> None:
         if number in (1, 4, 9, 15):
             raise Unavailable("not now")
 
-    result = await verify(broker, metadata=Interleaved(broker.shared, act), objects=Interleaved(objects_of(broker), act))
+    stores = {"metadata": Interleaved(broker.shared, act), "objects": Interleaved(objects_of(broker), act)}
+    result = await verify(broker, **stores, limits=VerifyLimits(pause_s=0.0))
     assert result.findings.kept == []
     assert result.checked.entries == 40
 
 
-async def test_a_store_that_does_not_answer_at_all_ends_it(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PAUSE_S", 0.0)
+async def test_a_store_that_does_not_answer_at_all_ends_it(broker: Rig) -> None:
     await fill(broker)
 
     async def act(number: int) -> None:
         raise Unavailable("never")
 
     with pytest.raises(ExceptionGroup) as raised:
-        await verify(broker, objects=Interleaved(objects_of(broker), act))
+        await verify(broker, objects=Interleaved(objects_of(broker), act), limits=VerifyLimits(pause_s=0.0))
     assert raised.group_contains(Unavailable)
     assert len(asyncio.all_tasks()) < 20
 

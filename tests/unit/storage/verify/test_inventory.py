@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from storage.formats.wal import object_key
-from storage.verify import inventory
 from storage.verify.findings import FindingKind
 from storage.verify.inventory import Inventory, StoreTotals, kind_of_object, unreferenced_findings
+from storage.verify.limits import DEFAULT_LIMITS, VerifyLimits
 from storage.verify.reading import StoreReading
 from storage.vocabulary import ObjectId
 from tests.kit.stepping_clock import SteppingClock
@@ -24,10 +24,10 @@ async def broker() -> AsyncIterator[Rig]:
         yield made
 
 
-async def totals_of(broker: Rig, *, later_s: float = 0.0) -> StoreTotals:
+async def totals_of(broker: Rig, *, later_s: float = 0.0, limits: VerifyLimits = DEFAULT_LIMITS) -> StoreTotals:
     clock = SteppingClock()
     clock.advance(later_s)
-    return await Inventory(StoreReading(broker.shared, objects_of(broker), concurrency=2), clock).run()
+    return await Inventory(StoreReading(broker.shared, objects_of(broker), concurrency=2, limits=limits), clock).run()
 
 
 async def test_live_and_unreferenced_objects_of_each_kind(broker: Rig) -> None:
@@ -43,14 +43,12 @@ async def test_live_and_unreferenced_objects_of_each_kind(broker: Rig) -> None:
     assert topic.segment_bytes == sum(segment.size_bytes for segment in segments) == totals.kinds["segments"].size_bytes
 
 
-async def test_all_objects_are_found_however_few_are_in_memory(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_objects_are_found_however_few_are_in_memory(broker: Rig) -> None:
     await three_segments(broker)
     await fill_both(broker, 30)
     whole = await totals_of(broker)
-    monkeypatch.setattr(inventory, "WINDOW_OBJECTS", 7)
-    monkeypatch.setattr(inventory, "OBJECTS_PER_LIST", 3)
 
-    assert await totals_of(broker) == whole
+    assert await totals_of(broker, limits=VerifyLimits(window_objects=7, objects_per_list=3)) == whole
 
 
 async def test_what_was_trimmed_or_is_in_no_partition_is_unreferenced(broker: Rig) -> None:

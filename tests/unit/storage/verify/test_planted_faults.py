@@ -10,8 +10,8 @@ from storage.formats.control import IndexChunk, PageRef, SegmentFact, encode
 from storage.formats.segment import HEADER_BYTES, decode_footer
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
-from storage.verify import verification, wal_objects
 from storage.verify.findings import FindingKind, Severity, StoreFinding
+from storage.verify.limits import VerifyLimits
 from storage.verify.partition_check import Depth
 from tests.unit.storage.log.rig import Rig, rig
 from tests.unit.storage.verify.stores import (
@@ -377,21 +377,19 @@ async def test_a_sample_looks_at_some_objects_and_at_all_metadata(broker: Rig) -
     assert none.findings.is_sound
 
 
-async def test_findings_beyond_those_that_are_kept_are_counted(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "FINDINGS_KEPT_MAX", 3)
+async def test_findings_beyond_those_that_are_kept_are_counted(broker: Rig) -> None:
     await fill(broker)
     await objects_of(broker).delete_many([stat.key async for stat in objects_of(broker).list("wal/")])
 
-    findings = (await verify(broker)).findings
+    findings = (await verify(broker, limits=VerifyLimits(findings_kept_max=3))).findings
     assert len(findings.kept) == 3
     assert findings.counts[FindingKind.OBJECT_MISSING] == findings.severities[Severity.ERROR] == 40
     assert not findings.is_sound
 
 
-async def test_headers_that_are_dropped_for_lack_of_memory_are_read_again(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wal_objects, "SLICES_KEPT_MAX", 4)
+async def test_headers_that_are_dropped_for_lack_of_memory_are_read_again(broker: Rig) -> None:
     await fill_both(broker, 60)
     entry = (await broker.control(OTHER)).pending[0]
     await change_object(broker, wal_of(entry), lambda body: body[:-1])
 
-    one(await found(broker), FindingKind.OBJECT_CUT, object=wal_of(entry), partition=1)
+    one(await found(broker, limits=VerifyLimits(slices_kept_max=4)), FindingKind.OBJECT_CUT, object=wal_of(entry), partition=1)
