@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, Protocol
 from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
 from storage.cache.eviction import HISTORY_SHARE_MAX, EvictionOrder, Name
+from storage.cache.limits import DEFAULT_LIMITS, FETCH_BLOCKS_MAX, CacheLimits
 from storage.cache.shares import ReadRoom, Shares
 from storage.cache.singleflight import SingleFlight
 from storage.errors import EndsEarly
@@ -28,18 +29,8 @@ from storage.limits import BLOCK_BYTES, PART_BYTES
 from storage.views import cut_views
 from storage.vocabulary import Buffer
 
-FETCH_BLOCKS_MAX: Final = 4
-"""Blocks in one ranged GET: 16 MiB of the default size."""
-
 FETCHES_AT_ONCE: Final = 4
 """Per read; further fetches wait for these."""
-
-FETCHING_BYTES_MIN: Final = FETCH_BLOCKS_MAX * BLOCK_BYTES
-"""What may be fetched at a time whatever the size of the cache. A read that needs more goes on when no other does."""
-
-PIECE_OVERHEAD_BYTES: Final = 1_024
-"""Counted per piece for the objects around its bytes, so that many small pieces are bounded, too. What a store needs to have a piece begin
-at a page, 4 KiB of half a MiB, is not."""
 
 REQUESTS: Final = Metric(
     "forebay_cache_requests_total",
@@ -72,7 +63,7 @@ class BlockCache:
     """Reads through to `store`; evicts in the order of storage/cache/eviction.py when more than `bytes_max` would be held or fetched.
 
     Beyond `bytes_max` memory holds the views that readers keep after their read. Fetches under way are within it: at most FETCHES_AT_ONCE
-    of one read, and of all together what storage/cache/shares.py allows.
+    of one read, and of all together what `limits` allow.
     """
 
     def __init__(
@@ -85,6 +76,7 @@ class BlockCache:
         clock: Clock,
         telemetry: Telemetry,
         on_damaged: Callable[[str], None] | None = None,
+        limits: CacheLimits = DEFAULT_LIMITS,
     ) -> None:
         """`on_damaged` hears of each object whose bytes, as `store` gave them, are not what was written."""
         assert bytes_max >= 0
@@ -96,11 +88,12 @@ class BlockCache:
         self.part_bytes = part_bytes
         self._bytes_held = 0
         history_bytes_max = int(bytes_max * HISTORY_SHARE_MAX)
-        self._room = ReadRoom(bytes_max=max(bytes_max, FETCHING_BYTES_MIN))
-        self._history_room = ReadRoom(bytes_max=max(history_bytes_max, FETCHING_BYTES_MIN))
+        self._room = ReadRoom(bytes_max=max(bytes_max, limits.fetching_bytes_min))
+        self._history_room = ReadRoom(bytes_max=max(history_bytes_max, limits.fetching_bytes_min))
         self._bytes_coming = self._history_bytes_coming = 0
         self._flights: SingleFlight[Piece, Sequence[memoryview]] = SingleFlight()
-        self._shares = Shares()
+        self._shares = Shares(limits=limits)
+        self._piece_overhead_bytes = limits.piece_overhead_bytes
         # Pieces of one object are disjoint, and `_starts` has their starts in order.
         self._views: dict[Name, memoryview] = {}
         self._order = EvictionOrder(history_bytes_max=history_bytes_max, monotonic_s=clock.monotonic_s)
@@ -446,7 +439,7 @@ class BlockCache:
             del self._flying[piece.key]
 
     def _keep(self, piece: Piece, views: Sequence[memoryview], *, is_history: bool) -> None:
-        overhead_bytes = PIECE_OVERHEAD_BYTES * len(views)
+        overhead_bytes = self._piece_overhead_bytes * len(views)
         cost = piece.end - piece.start + overhead_bytes
         starts = self._starts.get(piece.key, [])
         index = bisect_right(starts, piece.start)
@@ -464,7 +457,7 @@ class BlockCache:
         for view in views:
             insort(self._starts.setdefault(piece.key, []), start)
             self._views[piece.key, start] = view
-            self._order.add((piece.key, start), len(view) + PIECE_OVERHEAD_BYTES, is_history=is_history)
+            self._order.add((piece.key, start), len(view) + self._piece_overhead_bytes, is_history=is_history)
             start += len(view)
         self._bytes_held += cost
         self._gauge.set(self._bytes_held)

@@ -5,16 +5,8 @@ import contextlib
 from asyncio import Future, get_running_loop
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Final
 
-from storage.limits import MIB
-
-CALLS_MAX: Final = 48
-"""Fewer than the connections of an S3 client, so that puts find one."""
-CALLS_OF_ONE_MAX: Final = 32
-BYTES_MAX: Final = 64 * MIB
-BYTES_OF_ONE_MAX: Final = 40 * MIB
-"""A call that is larger runs when no other of its folder does."""
+from storage.cache.limits import DEFAULT_LIMITS, CacheLimits
 
 
 class _Use:
@@ -34,7 +26,9 @@ class _Use:
 class Shares:
     """`take` a place before a call and `give_back` after it. Waiters are served in order, but never behind a folder that has its share."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, limits: CacheLimits = DEFAULT_LIMITS) -> None:
+        self._calls_max, self._bytes_max = limits.fetches_max, limits.fetches_bytes_max
+        self._folder_calls_max, self._folder_bytes_max = limits.folder_fetches_max, limits.folder_bytes_max
         self._all = _Use()
         self._of: dict[str, _Use] = {}
         self._waiting: deque[tuple[str, int, Future[None]]] = deque()
@@ -79,7 +73,7 @@ class Shares:
             folder, size_bytes, turn = waiting
             if turn.cancelled() or folder in full:
                 continue
-            if not self._all.has_room(size_bytes, CALLS_MAX, BYTES_MAX):
+            if not self._all.has_room(size_bytes, self._calls_max, self._bytes_max):
                 return  # a large one is not overtaken for ever by small ones
             if self._has_room(folder, size_bytes):
                 self._waiting.remove(waiting)
@@ -90,8 +84,8 @@ class Shares:
 
     def _has_room(self, folder: str, size_bytes: int) -> bool:
         use = self._of.get(folder)
-        return self._all.has_room(size_bytes, CALLS_MAX, BYTES_MAX) and (
-            use is None or use.has_room(size_bytes, CALLS_OF_ONE_MAX, BYTES_OF_ONE_MAX)
+        return self._all.has_room(size_bytes, self._calls_max, self._bytes_max) and (
+            use is None or use.has_room(size_bytes, self._folder_calls_max, self._folder_bytes_max)
         )
 
     def _add(self, folder: str, size_bytes: int) -> None:

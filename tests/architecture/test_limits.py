@@ -88,7 +88,7 @@ ELSEWHERE: Final = {
     "broker/groups/sweep.py LOOKS_MAX": "the pace of a sweep; the rest is looked at by later ones",
     "broker/groups/sweep.py REMEMBERED_MAX": "what one sweep tells the next: without it groups are looked at again",
     "broker/groups/sweep.py NAMES_TOGETHER_MAX": "topics in one read",
-    "storage/cache/blocks.py FETCH_BLOCKS_MAX": "the size of a GET",
+    "storage/cache/limits.py FETCH_BLOCKS_MAX": "the size of a GET",
     "storage/log/entries_ahead.py GAP_BYTES_MAX": "what is fetched for nothing with a GET",
     "storage/objects/unbuffered.py PARTS_MAX": "what is read in more parts is read the ordinary way",
     "storage/cache/eviction.py AGED_AT_ONCE_MAX": "pieces that change their order in one go",

@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
-from storage.cache import blocks, shares
-from storage.cache.blocks import BYTES, FETCH_BLOCKS_MAX, FETCHES_AT_ONCE, FETCHING_BYTES, PIECE_OVERHEAD_BYTES, BlockCache
-from storage.cache.shares import CALLS_OF_ONE_MAX
+from storage.cache.blocks import BYTES, FETCHES_AT_ONCE, FETCHING_BYTES, BlockCache, Piece
+from storage.cache.limits import DEFAULT_LIMITS, FETCH_BLOCKS_MAX, CacheLimits
 from storage.errors import NotFound, Unavailable
 from tests.kit.by_ranges import PartsByRange
 
 BLOCK = 16
 ROOMY = 1 << 20
+PIECE_OVERHEAD_BYTES = DEFAULT_LIMITS.piece_overhead_bytes
+NO_MORE = CacheLimits(fetching_bytes_min=0)
+"""No more is fetched at a time than the cache holds."""
 
 
 class Objects(PartsByRange):
@@ -51,10 +53,24 @@ class Objects(PartsByRange):
 
 
 class Cached:
-    def __init__(self, objects: Objects, *, bytes_max: int = ROOMY, block_bytes: int = BLOCK, part_bytes: int = ROOMY) -> None:
+    def __init__(
+        self,
+        objects: Objects,
+        *,
+        bytes_max: int = ROOMY,
+        block_bytes: int = BLOCK,
+        part_bytes: int = ROOMY,
+        limits: CacheLimits = DEFAULT_LIMITS,
+    ) -> None:
         self._telemetry = Telemetry()
         self.cache = BlockCache(
-            objects, bytes_max=bytes_max, block_bytes=block_bytes, part_bytes=part_bytes, clock=SystemClock(), telemetry=self._telemetry
+            objects,
+            bytes_max=bytes_max,
+            block_bytes=block_bytes,
+            part_bytes=part_bytes,
+            clock=SystemClock(),
+            telemetry=self._telemetry,
+            limits=limits,
         )
 
     async def read(self, key: str, start: int, end: int, *, object_size: int | None = None, is_history: bool = False) -> bytes:
@@ -335,11 +351,10 @@ async def go_through(cached: Cached, key: str, blocks: int, *, is_history: bool 
 
 
 @pytest.mark.parametrize("is_history", [True, False])
-async def test_one_who_goes_through_history_leaves_the_tail_its_share(monkeypatch: pytest.MonkeyPatch, is_history: bool) -> None:
+async def test_one_who_goes_through_history_leaves_the_tail_its_share(is_history: bool) -> None:
     """Read as if it were the tail, it evicts all that the others have read there."""
-    monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
     objects = Objects({"history": body(50 * BLOCK), "tail": body(3 * BLOCK)})
-    cached = Cached(objects, bytes_max=8 * (BLOCK + PIECE_OVERHEAD_BYTES))
+    cached = Cached(objects, bytes_max=8 * (BLOCK + PIECE_OVERHEAD_BYTES), limits=NO_MORE)
     await go_through(cached, "tail", 3, is_history=False)
     await go_through(cached, "history", 50, is_history=is_history)
     objects.reads.clear()
@@ -381,10 +396,9 @@ async def test_a_piece_that_the_tail_waits_for_while_history_fetches_it_stays_wi
     assert objects.reads == []
 
 
-async def test_history_that_waits_for_its_share_is_in_nobody_s_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
+async def test_history_that_waits_for_its_share_is_in_nobody_s_way() -> None:
     objects = Blocked()
-    cached = BlockCache(objects, bytes_max=4 * BLOCK, block_bytes=BLOCK, clock=SystemClock(), telemetry=Telemetry())
+    cached = BlockCache(objects, bytes_max=4 * BLOCK, block_bytes=BLOCK, clock=SystemClock(), telemetry=Telemetry(), limits=NO_MORE)
     async with asyncio.timeout(25), asyncio.TaskGroup() as group:
         for number in range(4):
             group.create_task(cached.read("history", number * BLOCK, (number + 1) * BLOCK, is_history=True))
@@ -400,11 +414,10 @@ async def test_history_that_waits_for_its_share_is_in_nobody_s_way(monkeypatch: 
     assert with_the_tail == [(0, 16), (16, 32), (160, 176), (176, 192)]
 
 
-async def test_what_a_read_holds_is_neither_evicted_nor_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
+async def test_what_a_read_holds_is_neither_evicted_nor_counted_twice() -> None:
     piece = BLOCK + PIECE_OVERHEAD_BYTES
     objects = Objects({"a": WHOLE})
-    cached = Cached(objects, bytes_max=3 * piece)
+    cached = Cached(objects, bytes_max=3 * piece, limits=NO_MORE)
     await go_through(cached, "a", 3)
     blocked = Blocked()
     cached.cache.store = blocked
@@ -474,12 +487,9 @@ async def test_readers_that_wait_for_one_fetch_hold_what_they_use_of_it_and_not_
     assert (cached._room.bytes, cached._history_room.bytes, cached._bytes_coming) == (0, 0, 0)
 
 
-async def test_whoever_joins_a_fetch_that_waits_for_room_holds_all_of_it_since_it_may_be_the_one_that_fetches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
+async def test_whoever_joins_a_fetch_that_waits_for_room_holds_all_of_it_since_it_may_be_the_one_that_fetches() -> None:
     objects = Blocked()
-    cached = BlockCache(objects, bytes_max=8 * BLOCK, block_bytes=4 * BLOCK, clock=SystemClock(), telemetry=Telemetry())
+    cached = BlockCache(objects, bytes_max=8 * BLOCK, block_bytes=4 * BLOCK, clock=SystemClock(), telemetry=Telemetry(), limits=NO_MORE)
     async with asyncio.timeout(25), asyncio.TaskGroup() as group:
         group.create_task(cached.read("a", 0, 4 * BLOCK, is_history=True))
         await turns()
@@ -522,10 +532,9 @@ async def test_a_read_takes_over_from_a_read_ahead_that_was_cancelled(objects: O
     assert cached.cache._room.bytes == cached.cache._history_room.bytes == cached.cache._bytes_coming == 0
 
 
-async def test_nothing_is_fetched_ahead_where_a_read_would_have_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
+async def test_nothing_is_fetched_ahead_where_a_read_would_have_to_wait() -> None:
     objects = Blocked()
-    cached = BlockCache(objects, bytes_max=4 * BLOCK, block_bytes=BLOCK, clock=SystemClock(), telemetry=Telemetry())
+    cached = BlockCache(objects, bytes_max=4 * BLOCK, block_bytes=BLOCK, clock=SystemClock(), telemetry=Telemetry(), limits=NO_MORE)
     async with asyncio.timeout(25), asyncio.TaskGroup() as group:
         group.create_task(cached.read("a", 0, 2 * BLOCK, is_history=True))
         await turns()
@@ -535,10 +544,12 @@ async def test_nothing_is_fetched_ahead_where_a_read_would_have_to_wait(monkeypa
         await turns()
         of_all = await cached.fetch_ahead("a", 2 * BLOCK, 3 * BLOCK)
         await objects.finish()
-        monkeypatch.setattr(shares, "CALLS_MAX", 1)
-        await cached._shares.take("b/1", 1)
-        of_calls = await cached.fetch_ahead("a", 2 * BLOCK, 3 * BLOCK)
-        cached._shares.give_back("b/1", 1)
+        limits = CacheLimits(fetching_bytes_min=0, fetches_max=1)
+        one_by_one = BlockCache(objects, bytes_max=4 * BLOCK, block_bytes=BLOCK, clock=SystemClock(), telemetry=Telemetry(), limits=limits)
+        group.create_task(one_by_one.read("b", 0, BLOCK))
+        await turns()
+        of_calls = await one_by_one.fetch_ahead("a", 2 * BLOCK, 3 * BLOCK)
+        await objects.finish()
 
     assert (of_history, of_all, of_calls) == (False, False, False)
 
@@ -588,7 +599,7 @@ async def test_a_piece_that_ends_before_a_consumer_began_is_not_left_behind_by_i
     cached.cache.leave_behind("a", 2 * part, 3 * part)
 
     assert not cached.cache._order._left_behind
-    assert cached.cache._here_bytes(blocks.Piece("a", 0, 1)) == 1, "of a piece that goes on behind what was asked for"
+    assert cached.cache._here_bytes(Piece("a", 0, 1)) == 1, "of a piece that goes on behind what was asked for"
 
 
 async def test_what_is_on_its_way_is_not_spare() -> None:
@@ -778,7 +789,7 @@ async def test_a_slow_folder_has_a_bounded_number_of_fetches_and_holds_up_no_oth
         stuck = [group.create_task(cached.read(f"wal/slow/{number}", 0, 10)) for number in range(200)]
         await asyncio.sleep(0)
         assert await cached.read("wal/quick/1", 0, 10) == WHOLE[:10]
-        assert len([key for key, _, _ in objects.reads if key.startswith("wal/slow/")]) == CALLS_OF_ONE_MAX
+        assert len([key for key, _, _ in objects.reads if key.startswith("wal/slow/")]) == DEFAULT_LIMITS.folder_fetches_max
         for task in stuck:
             task.cancel()
 
@@ -812,10 +823,9 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_reads_under_way_hold_no_more_than_the_cache_may_and_go_on_in_the_order_of_asking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
+async def test_reads_under_way_hold_no_more_than_the_cache_may_and_go_on_in_the_order_of_asking() -> None:
     objects = Blocked()
-    cached = BlockCache(objects, bytes_max=3 * BLOCK, block_bytes=BLOCK, clock=SystemClock(), telemetry=Telemetry())
+    cached = BlockCache(objects, bytes_max=3 * BLOCK, block_bytes=BLOCK, clock=SystemClock(), telemetry=Telemetry(), limits=NO_MORE)
     async with asyncio.TaskGroup() as group:
         reads = [group.create_task(cached.read("a", number * BLOCK, (number + 1) * BLOCK)) for number in range(6)]
         await turns()
@@ -836,10 +846,9 @@ async def test_reads_under_way_hold_no_more_than_the_cache_may_and_go_on_in_the_
     assert [read.cancelled() for read in reads] == [False, False, False, True, False, False]
 
 
-async def test_a_read_larger_than_the_cache_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
+async def test_a_read_larger_than_the_cache_goes_on_alone() -> None:
     objects = Blocked()
-    cached = BlockCache(objects, bytes_max=BLOCK, block_bytes=BLOCK, clock=SystemClock(), telemetry=Telemetry())
+    cached = BlockCache(objects, bytes_max=BLOCK, block_bytes=BLOCK, clock=SystemClock(), telemetry=Telemetry(), limits=NO_MORE)
     async with asyncio.TaskGroup() as group:
         large = group.create_task(cached.read("a", 0, 4 * BLOCK))
         small = group.create_task(cached.read("b", 0, BLOCK))
@@ -854,12 +863,11 @@ async def test_a_read_larger_than_the_cache_goes_on_alone(monkeypatch: pytest.Mo
     assert len(small.result()[0]) == BLOCK
 
 
-async def test_the_cache_makes_room_for_what_is_fetched_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "FETCHING_BYTES_MIN", 0)
+async def test_the_cache_makes_room_for_what_is_fetched_before_it_is_there() -> None:
     telemetry = Telemetry()
     objects = Objects({"a": WHOLE}, turns=3)
     piece = BLOCK + PIECE_OVERHEAD_BYTES
-    cached = BlockCache(objects, bytes_max=3 * piece, block_bytes=BLOCK, clock=SystemClock(), telemetry=telemetry)
+    cached = BlockCache(objects, bytes_max=3 * piece, block_bytes=BLOCK, clock=SystemClock(), telemetry=telemetry, limits=NO_MORE)
     for number in range(3):
         await cached.read("a", number * 2 * BLOCK, number * 2 * BLOCK + BLOCK)
     full = telemetry.registry.get_sample_value(BYTES.name)

@@ -3,18 +3,10 @@
 import asyncio
 import random
 
-import pytest
-
-from storage.cache import shares
+from storage.cache.limits import CacheLimits
 from storage.cache.shares import Shares
 
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares, "CALLS_MAX", 6)
-    monkeypatch.setattr(shares, "CALLS_OF_ONE_MAX", 2)
-    monkeypatch.setattr(shares, "BYTES_MAX", 60)
-    monkeypatch.setattr(shares, "BYTES_OF_ONE_MAX", 30)
+SMALL = CacheLimits(fetches_max=6, folder_fetches_max=2, fetches_bytes_max=60, folder_bytes_max=30)
 
 
 async def turns() -> None:
@@ -23,7 +15,7 @@ async def turns() -> None:
 
 
 async def test_a_slow_folder_takes_its_share_and_leaves_the_others_theirs() -> None:
-    places = Shares()
+    places = Shares(limits=SMALL)
     async with asyncio.timeout(25), asyncio.TaskGroup() as group:
         slow = [group.create_task(places.take(f"wal/slow/{number}", 1)) for number in range(5)]
         await turns()
@@ -39,7 +31,7 @@ async def test_a_slow_folder_takes_its_share_and_leaves_the_others_theirs() -> N
 
 
 async def test_bytes_are_bounded_and_what_is_larger_runs_alone() -> None:
-    places = Shares()
+    places = Shares(limits=SMALL)
     async with asyncio.timeout(25), asyncio.TaskGroup() as group:
         await places.take("a/1", 20)
         too_many = group.create_task(places.take("a/2", 20))
@@ -64,14 +56,14 @@ async def test_bytes_are_bounded_and_what_is_larger_runs_alone() -> None:
 async def test_who_is_cancelled_holds_no_place_whenever_that_happens() -> None:
     for seed in range(50):
         chance = random.Random(seed)
-        places = Shares()
+        places = Shares(limits=SMALL)
 
         async def call(key: str, size_bytes: int, chance: random.Random = chance, places: Shares = places) -> None:
             await places.take(key, size_bytes)
             try:
                 for _ in range(chance.randrange(4)):
                     await asyncio.sleep(0)
-                assert places._all.calls <= shares.CALLS_MAX
+                assert places._all.calls <= SMALL.fetches_max
             finally:
                 places.give_back(key, size_bytes)
 

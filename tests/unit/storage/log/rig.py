@@ -13,6 +13,8 @@ from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.cache.blocks import BlockCache
+from storage.cache.limits import DEFAULT_LIMITS as DEFAULT_CACHE_LIMITS
+from storage.cache.limits import CacheLimits
 from storage.errors import StorageError, Unavailable
 from storage.formats.control import Control, decode_control, encode
 from storage.formats.levels import LEVEL_MAX
@@ -201,6 +203,7 @@ async def rig(
     clock: Clock | None = None,
     former: Former = no_former,
     cache_dir: Path | None = None,
+    cache_limits: CacheLimits = DEFAULT_CACHE_LIMITS,
 ) -> AsyncIterator[Rig]:
     """`registered` is the epoch of a real registration, instead of `epoch` and `live`."""
     clock, telemetry = clock or SystemClock(), Telemetry()
@@ -236,6 +239,7 @@ async def rig(
                 clock=clock,
                 telemetry=telemetry,
                 on_damaged=shared_blocks.distrust if shared_blocks else None,
+                limits=cache_limits,
             ),
             tail_bytes_max=1 << 20,
             flush=flush or FlushSettings(interval_s=0.0, gather_s=0.0),

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from runtime.supervision import Nursery
-from storage.cache import blocks as blocks_module
+from storage.cache.limits import CacheLimits
 from storage.errors import Unavailable
 from storage.formats.control import Entry
 from storage.formats.wal import object_key
@@ -17,12 +17,14 @@ from storage.log.entries_ahead import EntriesAhead, Range
 from storage.vocabulary import Buffer, ObjectId, PartitionId, TopicId
 from tests.kit.record_batches import record_batch
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
-from tests.unit.storage.log.test_read_ahead import Ahead, ahead_of, fetch, never, outcomes, replace_gets, until_done
+from tests.unit.storage.log.test_read_ahead import NO_MORE, Ahead, ahead_of, fetch, never, outcomes, replace_gets, until_done
 
 BLOCK = 1_024
 SLICE = 256
 """Four of a block, one of each partition."""
 AHEAD = 8
+BARE = CacheLimits(fetching_bytes_min=0, piece_overhead_bytes=0)
+"""The cache counts bytes alone."""
 IDS = [ObjectId(f"01JA000000000000000000000{number:X}") for number in range(16)]
 READ_ID = ObjectId("01J90000000000000000000000")
 TOPIC = TopicId("11111111-1111-1111-1111-111111111111")
@@ -36,7 +38,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entries_ahead, "GETS_PER_FOLLOW_MAX", 100)
     monkeypatch.setattr(entries_ahead, "GET_BYTES_MAX", BLOCK)
     monkeypatch.setattr(entries_ahead, "GAP_BYTES_MAX", 0)
-    monkeypatch.setattr(blocks_module, "FETCHING_BYTES_MIN", 0)
 
 
 def entry(object_number: int, start: int, length: int = SLICE) -> Entry:
@@ -50,8 +51,8 @@ def slices(place: int, objects: Sequence[int] = range(6)) -> list[Entry]:
 
 
 class Following(Ahead):
-    def __init__(self, nursery: Nursery, *, cache_blocks: int = 96) -> None:
-        super().__init__(nursery, cache_blocks=cache_blocks)
+    def __init__(self, nursery: Nursery, *, cache_blocks: int = 96, cache_limits: CacheLimits = NO_MORE) -> None:
+        super().__init__(nursery, cache_blocks=cache_blocks, cache_limits=cache_limits)
         self.entries = EntriesAhead(self.cache, self.ahead, clock=self.clock)
 
     async def fill_history(self) -> None:
@@ -163,9 +164,8 @@ async def test_two_entries_in_one_object_are_fetched_together_and_forgotten_toge
 async def test_the_more_consumers_there_are_the_less_lies_in_front_of_each(is_one_partition: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them have what the cache has to spare, each three quarters of its part."""
     monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 100 * SLICE)
-    monkeypatch.setattr(blocks_module, "PIECE_OVERHEAD_BYTES", 0)
     async with Nursery() as nursery:
-        made = Following(nursery, cache_blocks=8)
+        made = Following(nursery, cache_limits=BARE, cache_blocks=8)
         made.objects.gate.set()
         slices_ahead: list[int] = []
         for number in range(4):
@@ -224,10 +224,9 @@ async def test_a_cache_that_keeps_nothing_for_long_is_not_fetched_into() -> None
         assert len(made.entries.said) == 0
 
 
-async def test_what_came_for_consumers_is_claimed_until_they_are_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks_module, "PIECE_OVERHEAD_BYTES", 0)
+async def test_what_came_for_consumers_is_claimed_until_they_are_through() -> None:
     async with Nursery() as nursery:
-        made = Following(nursery)
+        made = Following(nursery, cache_limits=BARE)
         made.objects.gate.set()
         await made.follow(P[0], slices(0, [0, 1]))
         claimed_bytes = [made.cache.claimed_bytes]
@@ -279,10 +278,9 @@ async def test_what_was_said_is_remembered_of_a_bounded_number_of_places_and_for
         assert {one.place for wanted in made.entries.wanted.values() for one in wanted} == {(P[3], 0)}
 
 
-async def test_what_came_for_a_consumer_that_reads_no_more_is_left_for_who_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks_module, "PIECE_OVERHEAD_BYTES", 0)
+async def test_what_came_for_a_consumer_that_reads_no_more_is_left_for_who_does() -> None:
     async with Nursery() as nursery:
-        made = Following(nursery)
+        made = Following(nursery, cache_limits=BARE)
         made.objects.gate.set()
         await made.follow(P[0], slices(0))
         before = made.cache.claimed_bytes, made.cache._order.left_behind_bytes
@@ -293,11 +291,10 @@ async def test_what_came_for_a_consumer_that_reads_no_more_is_left_for_who_does(
         assert (made.cache.claimed_bytes, made.cache._order.left_behind_bytes) == (0, 2 * SLICE)
 
 
-async def test_what_a_consumer_has_passed_without_reading_it_is_claimed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_consumer_has_passed_without_reading_it_is_claimed_no_more() -> None:
     """Compaction has put other entries in its place."""
-    monkeypatch.setattr(blocks_module, "PIECE_OVERHEAD_BYTES", 0)
     async with Nursery() as nursery:
-        made = Following(nursery)
+        made = Following(nursery, cache_limits=BARE)
         made.objects.gate.set()
         await made.follow(P[0], slices(0))
         await made.follow(P[0], slices(0, [2, 3]), read=0)
@@ -311,12 +308,11 @@ async def test_what_a_consumer_has_passed_without_reading_it_is_claimed_no_more(
 async def test_while_a_consumer_is_in_an_entry_larger_than_its_window_the_next_one_comes(
     consumers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks_module, "PIECE_OVERHEAD_BYTES", 0)
     large = 8 * SLICE
     monkeypatch.setattr(entries_ahead, "GET_BYTES_MAX", large)
     waits = 0
     async with Nursery() as nursery:
-        made = Following(nursery, cache_blocks=max(8, 4 * consumers))
+        made = Following(nursery, cache_limits=BARE, cache_blocks=max(8, 4 * consumers))
         made.objects.gate.set()
         for turn in range(20):
             for is_through in (False, True):
@@ -350,10 +346,9 @@ async def test_an_entry_that_is_the_last_known_one_is_not_left_before_it_is_read
         assert made.cache._order.left_behind_bytes > 0
 
 
-async def test_what_is_here_when_a_consumer_says_it_is_claimed_and_so_is_the_head_of_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks_module, "PIECE_OVERHEAD_BYTES", 0)
+async def test_what_is_here_when_a_consumer_says_it_is_claimed_and_so_is_the_head_of_what_comes() -> None:
     async with Nursery() as nursery:
-        made = Following(nursery)
+        made = Following(nursery, cache_limits=BARE)
         made.objects.gate.set()
         await made.cache.read(object_key(IDS[0]), 0, SLICE, is_history=True)
         await made.cache.read(object_key(IDS[1]), 0, 100, is_history=True)
@@ -379,7 +374,6 @@ async def test_consumers_of_partitions_that_lie_unevenly_in_objects_fetch_each_b
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One entry of each partition in turn: some come to the end of the log long before others. Beside them others read history anywhere."""
-    monkeypatch.setattr(blocks_module, "PIECE_OVERHEAD_BYTES", 0)
     monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 16 * SLICE)
     chance = random.Random(seed)
     objects = [ObjectId(f"01JB0000000000000000000{number:03}") for number in range(200)]
@@ -389,7 +383,7 @@ async def test_consumers_of_partitions_that_lie_unevenly_in_objects_fetch_each_b
             base = 10 * number
             logs[partition].append(Entry(base, base + 9, object_id, ((place * SLICE, SLICE),), max_timestamp=0, running_max_timestamp=0))
     async with Nursery() as nursery:
-        made = Following(nursery, cache_blocks=16)
+        made = Following(nursery, cache_limits=BARE, cache_blocks=16)
         made.objects.gate.set()
         for turn in range(max(map(len, logs))):
             for partition, entries in zip(P, logs, strict=True):
@@ -426,7 +420,7 @@ async def test_a_read_that_finds_its_slice_missing_brings_those_of_others_beside
 
 @pytest.fixture
 async def broker() -> AsyncIterator[Rig]:
-    async with rig(cache_bytes=96 * BLOCK, block_bytes=BLOCK) as made:
+    async with rig(cache_bytes=96 * BLOCK, block_bytes=BLOCK, cache_limits=NO_MORE) as made:
         for number in range(12):
             await made.send(record_batch(bytes([number]) * SLICE))
         yield made
@@ -436,7 +430,9 @@ async def test_a_consumer_in_order_waits_for_no_object_but_its_first(broker: Rig
     monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 16 * KIB)
     monkeypatch.setattr(entries_ahead, "AHEAD_ENTRIES_MAX", AHEAD)
     monkeypatch.setattr(entries_ahead, "FIRST_ENTRIES_MAX", AHEAD)
-    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as other:
+    async with rig(
+        shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK, cache_limits=NO_MORE
+    ) as other:
         await other.parts.control_reads.refresh([other.parts.partitions.get(PARTITION)])
         first = (await other.control()).pending[0].base
         second = await fetch(other, await fetch(other, first, bytes_max=1), bytes_max=1)
@@ -452,7 +448,9 @@ async def test_a_consumer_in_order_waits_for_no_object_but_its_first(broker: Rig
 async def test_what_a_read_brought_that_nobody_waited_for_in_the_end_is_not_left_unread(
     broker: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as other:
+    async with rig(
+        shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK, cache_limits=NO_MORE
+    ) as other:
         log = other.parts.partitions.get(PARTITION)
         await other.parts.control_reads.refresh([log])
         pending = (await other.control()).pending
@@ -493,7 +491,9 @@ def never_woken() -> None:
 
 
 async def test_consumers_that_have_stopped_are_forgotten_by_any_read(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as other:
+    async with rig(
+        shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK, cache_limits=NO_MORE
+    ) as other:
         await other.parts.control_reads.refresh([other.parts.partitions.get(PARTITION)])
         first = (await other.control()).pending[0].base
         await fetch(other, await fetch(other, first, bytes_max=1), bytes_max=1)
@@ -507,7 +507,9 @@ async def test_consumers_that_have_stopped_are_forgotten_by_any_read(broker: Rig
 
 
 async def test_what_comes_with_a_read_that_had_to_wait_is_claimed(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as other:
+    async with rig(
+        shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK, cache_limits=NO_MORE
+    ) as other:
         await other.parts.control_reads.refresh([other.parts.partitions.get(PARTITION)])
         pending = (await other.control()).pending
         end = await fetch(other, await fetch(other, pending[0].base, bytes_max=1), bytes_max=1)
@@ -619,10 +621,9 @@ async def test_what_others_want_is_asked_no_further_than_a_get_goes() -> None:
         assert looked == [1, 2, 3]
 
 
-async def test_consumers_leave_nothing_at_inline_entries_which_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks_module, "PIECE_OVERHEAD_BYTES", 0)
+async def test_consumers_leave_nothing_at_inline_entries_which_say_nothing() -> None:
     async with Nursery() as nursery:
-        made = Following(nursery)
+        made = Following(nursery, cache_limits=BARE)
         made.objects.gate.set()
         entries = [Entry(10 * n, 10 * n + 9, IDS[n], b"batches" if n % 2 else ((0, SLICE),), 0, 0) for n in range(12)]
         for number in range(0, 10, 2):
@@ -684,16 +685,18 @@ async def test_pieces_that_all_have_read_who_said_that_they_will_are_left_behind
         made.entries.follow(P[1], of_the_object[1], slices(1, range(1, 6)))
 
         assert (by_one, by_the_other_in_part) == (0, 0)
-        assert order.left_behind_bytes == 2 * SLICE + blocks_module.PIECE_OVERHEAD_BYTES
+        assert order.left_behind_bytes == 2 * SLICE + NO_MORE.piece_overhead_bytes
 
 
 async def test_entries_of_chunks_that_are_not_read_yet_are_found_out_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk of the index has sixteen entries: a consumer that comes to the end of one knows the next by then."""
     monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 100 * KIB)
-    async with rig(cache_bytes=96 * BLOCK, block_bytes=BLOCK) as writer:
+    async with rig(cache_bytes=96 * BLOCK, block_bytes=BLOCK, cache_limits=NO_MORE) as writer:
         for number in range(70):
             await writer.send(record_batch(bytes([number]) * SLICE))
-        async with rig(shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as reader:
+        async with rig(
+            shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK, cache_limits=NO_MORE
+        ) as reader:
             log = reader.parts.partitions.get(PARTITION)
             await reader.parts.control_reads.refresh([log])
             known: list[int] = []
@@ -709,10 +712,12 @@ async def test_entries_of_chunks_that_are_not_read_yet_are_found_out_ahead(monke
 
 
 async def test_an_index_that_cannot_be_read_ahead_is_counted_and_keeps_nobody_from_reading() -> None:
-    async with rig(cache_bytes=96 * BLOCK, block_bytes=BLOCK) as writer:
+    async with rig(cache_bytes=96 * BLOCK, block_bytes=BLOCK, cache_limits=NO_MORE) as writer:
         for number in range(40):
             await writer.send(record_batch(bytes([number]) * SLICE))
-        async with rig(shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as reader:
+        async with rig(
+            shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK, cache_limits=NO_MORE
+        ) as reader:
             await reader.parts.control_reads.refresh([reader.parts.partitions.get(PARTITION)])
             end = await fetch(reader, 0, bytes_max=1)
 

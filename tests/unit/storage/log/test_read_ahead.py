@@ -9,8 +9,8 @@ import pytest
 
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
-from storage.cache import blocks as blocks_module
 from storage.cache.blocks import BlockCache
+from storage.cache.limits import CacheLimits
 from storage.errors import Unavailable
 from storage.formats.control import SegmentEntry
 from storage.formats.segment import segment_key
@@ -27,19 +27,20 @@ from tests.unit.storage.log.rig import PARTITION, Rig, rig
 BLOCK = 1_024
 BATCH_BYTES = len(batch(0, size=150))
 BATCHES = 300
-CACHE_BYTES = 24 * (BLOCK + blocks_module.PIECE_OVERHEAD_BYTES)
+NO_MORE = CacheLimits(fetching_bytes_min=0)
+"""No more is fetched at a time than the cache holds."""
+CACHE_BYTES = 24 * (BLOCK + NO_MORE.piece_overhead_bytes)
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "BLOCK_BYTES", BLOCK)
     monkeypatch.setattr(segments, "FOOTER_READ_BYTES", 13_000)
-    monkeypatch.setattr(blocks_module, "FETCHING_BYTES_MIN", 0)
 
 
 @pytest.fixture
 async def broker() -> AsyncIterator[Rig]:
-    async with rig(cache_bytes=CACHE_BYTES, block_bytes=BLOCK) as made:
+    async with rig(cache_bytes=CACHE_BYTES, block_bytes=BLOCK, cache_limits=NO_MORE) as made:
         yield made
 
 
@@ -243,7 +244,7 @@ async def test_a_fetch_that_nobody_waits_for_any_more_fetches_nothing_ahead(brok
 
 
 async def test_a_second_consumer_finds_what_the_first_one_has_read_and_nothing_is_fetched_for_it() -> None:
-    async with rig(cache_bytes=1 << 20, block_bytes=BLOCK) as broker:
+    async with rig(cache_bytes=1 << 20, block_bytes=BLOCK, cache_limits=NO_MORE) as broker:
         await with_history(broker)
         await go_through(broker)
         gets, before = await counted_gets(broker), outcomes(broker.telemetry)
@@ -289,7 +290,7 @@ async def test_a_read_ahead_without_an_answer_ends_in_time(broker: Rig, monkeypa
 
 async def test_a_broker_that_closes_ends_its_reads_ahead_and_they_hold_nothing() -> None:
     async with asyncio.timeout(25):
-        async with rig(cache_bytes=CACHE_BYTES, block_bytes=BLOCK) as broker:
+        async with rig(cache_bytes=CACHE_BYTES, block_bytes=BLOCK, cache_limits=NO_MORE) as broker:
             await with_history(broker)
             await fetch(broker, 0)
             replace_gets(broker, never)
@@ -318,8 +319,10 @@ async def test_a_consumer_in_history_leaves_what_others_read_at_the_tail(knows_h
         monkeypatch.setattr(BlockCache, "read", as_the_tail)
         monkeypatch.setattr(BlockCache, "leave_behind", lambda *_: None)
     async with (
-        rig() as writer,
-        rig(shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=CACHE_BYTES, block_bytes=BLOCK) as reader,
+        rig(cache_limits=NO_MORE) as writer,
+        rig(
+            shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=CACHE_BYTES, block_bytes=BLOCK, cache_limits=NO_MORE
+        ) as reader,
     ):
         await with_history(writer)
         for number in range(5):
@@ -333,7 +336,10 @@ async def test_a_consumer_in_history_leaves_what_others_read_at_the_tail(knows_h
 
 
 async def test_entries_that_have_left_the_ring_are_history() -> None:
-    async with rig() as writer, rig(shared=writer.shared, objects=writer.objects._inner, epoch=8) as reader:
+    async with (
+        rig(cache_limits=NO_MORE) as writer,
+        rig(shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_limits=NO_MORE) as reader,
+    ):
         for number in range(40):
             await writer.send(record_batch(b"%d" % number))
         pending = (await writer.control()).pending
@@ -367,10 +373,15 @@ class Blocked(PartsByRange):
 class Ahead:
     """Read-ahead over a blocked store."""
 
-    def __init__(self, nursery: Nursery, *, cache_blocks: int = 96, block_bytes: int = BLOCK) -> None:
+    def __init__(self, nursery: Nursery, *, cache_blocks: int = 96, block_bytes: int = BLOCK, cache_limits: CacheLimits = NO_MORE) -> None:
         self.objects, self.telemetry, self.clock = Blocked(), Telemetry(), SteppingClock()
         self.cache = BlockCache(
-            self.objects, bytes_max=cache_blocks * block_bytes, block_bytes=block_bytes, clock=self.clock, telemetry=self.telemetry
+            self.objects,
+            bytes_max=cache_blocks * block_bytes,
+            block_bytes=block_bytes,
+            clock=self.clock,
+            telemetry=self.telemetry,
+            limits=cache_limits,
         )
         self.ahead = ReadAhead(self.cache, clock=self.clock, nursery=nursery, telemetry=self.telemetry)
 
