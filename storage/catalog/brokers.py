@@ -16,6 +16,7 @@ from runtime.ids import Entropy
 from storage.catalog.cluster import decode_cluster
 from storage.catalog.companions import Companions
 from storage.catalog.gathering import SharedReads
+from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
 from storage.catalog.live_brokers import read_live
 from storage.catalog.membership import MembershipLog
 from storage.catalog.records import ATTEMPTS_MAX, decode, encode, pause, write_one
@@ -38,7 +39,6 @@ BLOCKS_LISTENER: Final = "ZONE-CACHE"
 BROKER_ID_MAX: Final = 2**31 - 1
 WRITER_ID_MIN: Final = 2**30
 """From here on are the ids of programs that append, and that nobody connects to."""
-LEVEL_AGE_S: Final = 10.0
 _POLL_S: Final = 0.25
 _TAKEN_MARGIN_MS: Final = 2_000
 
@@ -133,7 +133,9 @@ class BrokerDirectory:
         session_timeout_ms: int = SESSION_TIMEOUT_MS,
         level_max: int = LEVEL_MAX,
         entropy: Entropy = os.urandom,
+        limits: CatalogLimits = DEFAULT_LIMITS,
     ) -> None:
+        self._limits = limits
         self._level_max = level_max
         self._entropy = entropy
         self._level = LEVEL_FIRST
@@ -285,7 +287,7 @@ class BrokerDirectory:
         that was not registered when it was raised must stop.
         """
         while True:
-            await asyncio.sleep(LEVEL_AGE_S)
+            await asyncio.sleep(self._limits.level_read_every_s)
             with contextlib.suppress(Unavailable, Corrupt):
                 (record,) = await self._metadata.get_many([keys.CLUSTER])
                 if record is not None:

@@ -15,6 +15,7 @@ import msgspec
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from runtime.turns import Turns
+from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
 from storage.catalog.topics import Topic, Topics
 from storage.errors import StorageError, Unavailable
 from storage.formats.control import LogState
@@ -23,14 +24,8 @@ from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import MetadataStore
 from storage.vocabulary import PartitionId, TopicId
 
-LATE_S: Final = 0.1
-"""A shard that has not answered for so long is not waited for alone."""
-READ_TIMEOUT_S: Final = 10.0
 _READ_KEYS_MAX: Final = 500
 """Control records in one question to the store."""
-PARTITIONS_LOOKED_AT_MAX: Final = 64
-"""Per topic, to find a partition on the wanted shard."""
-PLACES_KEPT_MAX: Final = 50_000
 
 
 class _State(msgspec.Struct):
@@ -45,7 +40,10 @@ _state_decoder: Final = msgspec.json.Decoder(_State)
 class ConfirmedTopics:
     """`beside`: the partition key of what the caller is about to read or write."""
 
-    def __init__(self, metadata: MetadataStore, topics: Topics, *, clock: Clock, nursery: Nursery) -> None:
+    def __init__(
+        self, metadata: MetadataStore, topics: Topics, *, clock: Clock, nursery: Nursery, limits: CatalogLimits = DEFAULT_LIMITS
+    ) -> None:
+        self._limits = limits
         self._metadata = metadata
         self._topics = topics
         self._clock = clock
@@ -89,7 +87,7 @@ class ConfirmedTopics:
         settled: dict[str, Topic | StorageError] = {}
         asked, prompt = await self._ask(cached, shard=self._metadata.shard_of(beside))
         if prompt:
-            await asyncio.wait(prompt, timeout=LATE_S)
+            await asyncio.wait(prompt, timeout=self._limits.confirmation_late_s)
         await _take(asked, cached, settled)
         doubtful = [name for name in names if name not in settled]
         if doubtful:
@@ -100,7 +98,8 @@ class ConfirmedTopics:
         self, doubtful: list[str], asked: "list[_Round]", cached: Mapping[str, Topic], settled: dict[str, Topic | StorageError]
     ) -> None:
         """By the topics' own records, or by the control records if those come first after all."""
-        outcome: dict[str, Topic] | StorageError = Unavailable(f"no answer: topics={len(doubtful)} after_s={READ_TIMEOUT_S}")
+        timeout_s = self._limits.confirmation_timeout_s
+        outcome: dict[str, Topic] | StorageError = Unavailable(f"no answer: topics={len(doubtful)} after_s={timeout_s}")
 
         async def read() -> None:
             nonlocal outcome
@@ -112,7 +111,7 @@ class ConfirmedTopics:
         reading = self._nursery.spawn(read(), name="topics-confirmed")
         pending: set[asyncio.Future[None]] = {reading, *(one.done for one in asked if not one.done.done())}
         try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 while pending and any(name not in settled for name in doubtful):
                     done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                     await _take(asked, cached, settled)
@@ -133,14 +132,14 @@ class ConfirmedTopics:
         by_shard: dict[int, list[PartitionId]] = {}
         turns = Turns()
         for topic in cached.values():
-            await turns.spent(PARTITIONS_LOOKED_AT_MAX if (topic.topic_id, shard) not in self._places else 1)
+            await turns.spent(self._limits.confirmation_partitions_max if (topic.topic_id, shard) not in self._places else 1)
             partition, its_shard = self._place(topic, shard)
             by_shard.setdefault(its_shard, []).append(partition)
         asked, prompt = [], []
         for its_shard, partitions in by_shard.items():
             reads = self._reads.get(its_shard)
             if reads is None:
-                reads = self._reads[its_shard] = _ShardReads(self._metadata, clock=self._clock, nursery=self._nursery)
+                reads = self._reads[its_shard] = _ShardReads(self._metadata, clock=self._clock, nursery=self._nursery, limits=self._limits)
             one = reads.ask(partitions)
             asked.append(one)
             if not reads.is_late:
@@ -151,11 +150,11 @@ class ConfirmedTopics:
         """A partition of the topic, on that shard if one of the first is."""
         place = self._places.get((topic.topic_id, shard))
         if place is None:
-            if len(self._places) >= PLACES_KEPT_MAX:
+            if len(self._places) >= self._limits.confirmation_places_kept_max:
                 self._places.clear()
             first = topic.partition(0)
             place = first, self._metadata.shard_of(PartitionKeys(first).partition_key)
-            for number in range(min(topic.partition_count, PARTITIONS_LOOKED_AT_MAX)):
+            for number in range(min(topic.partition_count, self._limits.confirmation_partitions_max)):
                 partition = topic.partition(number)
                 if self._metadata.shard_of(PartitionKeys(partition).partition_key) == shard:
                     place = partition, shard
@@ -178,7 +177,8 @@ class _Round:
 class _ShardReads:
     """The reads of one shard: one at a time; questions that arrive meanwhile share the next."""
 
-    def __init__(self, metadata: MetadataStore, *, clock: Clock, nursery: Nursery) -> None:
+    def __init__(self, metadata: MetadataStore, *, clock: Clock, nursery: Nursery, limits: CatalogLimits) -> None:
+        self._limits = limits
         self._metadata = metadata
         self._clock = clock
         self._nursery = nursery
@@ -189,7 +189,8 @@ class _ShardReads:
     @property
     def is_late(self) -> bool:
         """The last read failed, or the one under way takes long."""
-        return self._has_failed or (self._began_s is not None and self._clock.monotonic_s() - self._began_s > LATE_S)
+        late_s = self._limits.confirmation_late_s
+        return self._has_failed or (self._began_s is not None and self._clock.monotonic_s() - self._began_s > late_s)
 
     def ask(self, partitions: Iterable[PartitionId]) -> _Round:
         joined = self._next
@@ -217,7 +218,7 @@ class _ShardReads:
         alive = set()
         turns = Turns()
         try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
+            async with asyncio.timeout(self._limits.confirmation_timeout_s):
                 for begin in range(0, len(partitions), _READ_KEYS_MAX):
                     part = partitions[begin : begin + _READ_KEYS_MAX]
                     records = await self._metadata.get_many([PartitionKeys(partition).control for partition in part])

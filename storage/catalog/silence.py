@@ -6,20 +6,20 @@ from typing import Final
 import structlog
 
 from runtime.clock import Clock
+from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
 from storage.errors import StorageError
 from storage.metadata import keys
 from storage.metadata.port import MetadataStore
 
 SILENT_FOR_S: Final = 10.0
 """A read that failed says so much about the next ones. `Silence.watch` looks more often than that."""
-PROBE_S: Final = 5.0
-PROBE_PAUSE_S: Final = 1.0
 
 _log: Final = structlog.get_logger()
 
 
 class Silence:
-    def __init__(self, metadata: MetadataStore, *, clock: Clock) -> None:
+    def __init__(self, metadata: MetadataStore, *, clock: Clock, limits: CatalogLimits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
         self._metadata = metadata
         self._clock = clock
         self._until_s = float("-inf")
@@ -47,9 +47,9 @@ class Silence:
         """Notice when it speaks again, until cancelled, so that no request has to wait to find that out."""
         while True:
             await self._has_fallen.wait()
-            await asyncio.sleep(PROBE_PAUSE_S)
+            await asyncio.sleep(self._limits.probe_pause_s)
             try:
-                async with asyncio.timeout(PROBE_S):
+                async with asyncio.timeout(self._limits.probe_timeout_s):
                     await self._metadata.get_many([keys.CLUSTER])
             except (StorageError, TimeoutError) as error:
                 self.note_failure(repr(error))

@@ -22,6 +22,7 @@ from runtime.ids import Entropy, IdSource
 from runtime.telemetry import Metric, Telemetry
 from runtime.turns import ITEMS_DEFAULT, Turns
 from storage.catalog.gathering import SharedReads
+from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
 from storage.catalog.records import pause, write_one
 from storage.catalog.silence import Silence
 from storage.catalog.topic_changes import TopicChanges, altered
@@ -32,16 +33,12 @@ from storage.metadata import keys
 from storage.metadata.port import ABSENT, Delete, MetadataStore, OpResult, Status
 from storage.vocabulary import TopicId
 
-__all__ = ["CACHE_AGE_S", "CACHE_TOPICS_MAX", "PARTITIONS_MAX", "Topic", "TopicState", "Topics"]
+__all__ = ["CACHE_TOPICS_MAX", "PARTITIONS_MAX", "PATIENCE_S", "Topic", "TopicState", "Topics"]
 
-CACHE_AGE_S: Final = 30.0
 STALE_S: Final = 600.0
 """How much older a topic in the cache may be while the catalog is silent."""
-PATIENCE_S: Final = 5.0
-"""How long a lookup waits for topics of which nothing is known, and how long where an older answer is at hand."""
-STALE_PATIENCE_S: Final = 3.0
-SILENT_PATIENCE_S: Final = 1.0
-"""How long any lookup waits while the catalog is known to be silent."""
+PATIENCE_S: Final = DEFAULT_LIMITS.topics_patience_s
+"""How long handlers wait for topics, which is as long as a lookup does by itself."""
 CACHE_TOPICS_MAX: Final = 50_000
 PARTITIONS_MAX: Final = 10_000
 PROOFS_MAX: Final = 6
@@ -75,9 +72,11 @@ class Topics:
         entropy: Entropy = os.urandom,
         cache_topics_max: int = CACHE_TOPICS_MAX,
         telemetry: Telemetry | None = None,
+        limits: CatalogLimits = DEFAULT_LIMITS,
     ) -> None:
+        self._limits = limits
         self._metadata = metadata
-        self._silence = Silence(metadata, clock=clock)
+        self._silence = Silence(metadata, clock=clock, limits=limits)
         self._stale = (telemetry or Telemetry()).counter(STALE)
         self._clock = clock
         self._ids = ids
@@ -137,14 +136,14 @@ class Topics:
             self._by_id.pop(entry[0].topic_id, None)
 
     async def lookup(self, names: Iterable[str]) -> dict[str, Topic]:
-        """The topics of `names` that exist: from the cache or by one read made after the call. Raises `StorageError`, within PATIENCE_S."""
+        """The topics of `names` that exist: from the cache or by one read made after the call. Raises `StorageError`, within the limits."""
         found, unread = await self.look_up(names)
         if unread is not None:
             raise unread
         return found
 
-    async def look_up(self, names: Iterable[str], *, patience_s: float = PATIENCE_S) -> tuple[dict[str, Topic], StorageError | None]:
-        """As `lookup`, within `patience_s`, but what is missing beside an error may exist: it says why nobody could tell."""
+    async def look_up(self, names: Iterable[str], *, patience_s: float | None = None) -> tuple[dict[str, Topic], StorageError | None]:
+        """As `lookup`, within `patience_s` if given, but what is missing beside an error may exist: it says why nobody could tell."""
         found, missing = await _split(names, self.find)
         wanted = await _valid(missing)
         return await self._look_up(found, wanted, self._by_name, self.find, self._reads, patience_s)
@@ -154,7 +153,7 @@ class Topics:
 
         What contradicts the cache is dropped from it; the rest stays, so that a store that does not answer costs nobody else their topics.
         """
-        read, unread = await self._read_patiently(self._reads, await _valid(names), PATIENCE_S, is_known=False)
+        read, unread = await self._read_patiently(self._reads, await _valid(names), None, is_known=False)
         if unread is not None:
             raise unread
         turns = Turns()
@@ -192,7 +191,7 @@ class Topics:
         return found
 
     async def look_up_ids(
-        self, topic_ids: Iterable[TopicId], *, patience_s: float = PATIENCE_S
+        self, topic_ids: Iterable[TopicId], *, patience_s: float | None = None
     ) -> tuple[dict[TopicId, Topic], StorageError | None]:
         """As `look_up`, by topic id."""
         found, wanted = await _split(topic_ids, self.find_id)
@@ -311,7 +310,7 @@ class Topics:
         known: Container[K],
         find: Callable[[K], Topic | None],
         reads: SharedReads[K, Topic | None],
-        patience_s: float,
+        patience_s: float | None,
     ) -> tuple[dict[K, Topic], StorageError | None]:
         """`found`, and what of `wanted` is read or, while the catalog is silent, served stale; an error unless that is all of them."""
         if not wanted:
@@ -324,10 +323,13 @@ class Topics:
         return found | stale, unread if missing else None
 
     async def _read_patiently(
-        self, reads: SharedReads[K, Topic | None], wanted: list[K], patience_s: float, *, is_known: bool
+        self, reads: SharedReads[K, Topic | None], wanted: list[K], patience_s: float | None, *, is_known: bool
     ) -> tuple[dict[K, Topic | None], StorageError | None]:
         """What was read, or why nothing was. Raises what is no silence of the store: a record that cannot be read."""
-        patience_s = min(patience_s, SILENT_PATIENCE_S if self._silence.is_on else STALE_PATIENCE_S if is_known else PATIENCE_S)
+        limits = self._limits
+        patience_max_s = limits.topics_stale_patience_s if is_known else limits.topics_patience_s
+        patience_max_s = limits.topics_silent_patience_s if self._silence.is_on else patience_max_s
+        patience_s = patience_max_s if patience_s is None else min(patience_s, patience_max_s)
         try:
             async with asyncio.timeout(patience_s):
                 return await reads.ask(wanted), None
@@ -451,7 +453,7 @@ class Topics:
         while len(self._by_name) >= self._cache_topics_max:
             _, (oldest, _) = self._by_name.popitem(last=False)
             self._by_id.pop(oldest.topic_id, None)
-        self._by_name[topic.name] = (topic, asked_s + CACHE_AGE_S)
+        self._by_name[topic.name] = (topic, asked_s + self._limits.topics_cache_age_s)
         self._by_id[topic.topic_id] = topic.name
 
     def _changed(self, path: str, _version: int | None) -> None:

@@ -11,8 +11,9 @@ from broker.fetching.waiters import TRUSTED_POLL_S
 from compactor.limits import DEFAULT_LIMITS
 from compactor.tidy_plan import TidyPolicy
 from storage.catalog.brokers import SESSION_TIMEOUT_MS
+from storage.catalog.limits import DEFAULT_LIMITS as CATALOG_LIMITS
 from storage.catalog.producer_ids import BLOCK_IDS
-from storage.catalog.topics import CACHE_AGE_S, FORMER_MAX
+from storage.catalog.topics import FORMER_MAX
 from storage.limits import (
     CONTROL_BYTES_MAX,
     FLUSH_PARTITIONS_MAX,
@@ -64,7 +65,7 @@ TOLD: Final = [
     ("reading", f"up to {RECORDS_WALKED_MAX:,} records"),
     ("coordination", f"lasts {SESSION_TIMEOUT_MS // 1_000} s beyond"),
     ("coordination", f"{COORDINATOR_SLOTS} slots"),
-    ("coordination", f"for up to {CACHE_AGE_S:g} s"),
+    ("coordination", f"for up to {CATALOG_LIMITS.topics_cache_age_s:g} s"),
     ("coordination", f"blocks of {BLOCK_IDS:,} ids"),
     ("upkeep", f"every {SWEEP_EVERY_S / 60:g} minutes at most"),
     ("upkeep", f"when there are more than {WRITERS_KEPT_MAX}"),

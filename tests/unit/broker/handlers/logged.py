@@ -19,6 +19,8 @@ from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
+from storage.catalog.limits import DEFAULT_LIMITS as DEFAULT_CATALOG_LIMITS
+from storage.catalog.limits import CatalogLimits
 from storage.catalog.topics import Topic, Topics
 from storage.log.batcher import FlushSettings
 from storage.metadata.memory import MemoryMetadataStore
@@ -166,6 +168,7 @@ async def node(
     request_limits: BrokerLimits = DEFAULT_BROKER_LIMITS,
     fetch_limits: FetchLimits = DEFAULT_FETCH_LIMITS,
     recompression_clock: Clock | None = None,
+    catalog_limits: CatalogLimits = DEFAULT_CATALOG_LIMITS,
 ) -> AsyncIterator[Node]:
     """`is_deaf`: no hint about other brokers' commits arrives."""
     stores = stores or Stores()
@@ -173,7 +176,7 @@ async def node(
     async with rig(shared=stores.metadata, objects=stores.objects, epoch=epoch, flush=flush) as log, Nursery() as nursery:
         metadata: Any = Deaf(log.metadata) if is_deaf else log.metadata
         parts = log.parts
-        topics = Topics(metadata, clock=SystemClock(), ids=IdSource(clock=clock), entropy=no_jitter)
+        topics = Topics(metadata, clock=SystemClock(), ids=IdSource(clock=clock), entropy=no_jitter, limits=catalog_limits)
         waiters = Waiters(
             metadata=metadata, partitions=parts.partitions, control_reads=parts.control_reads, clock=SystemClock(), limits=fetch_limits
         )

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,7 +16,8 @@ from broker.handling.kio_types import as_uuid
 from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
 from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.protocol.produce import PartitionResult
-from storage.catalog import topics
+from storage.catalog.limits import DEFAULT_LIMITS as DEFAULT_CATALOG_LIMITS
+from storage.catalog.limits import CatalogLimits
 from storage.catalog.topics import Topic
 from storage.errors import Unavailable
 from storage.metadata import keys
@@ -28,6 +29,8 @@ from tests.unit.broker.handlers.logged import Node, Stores, asking, node, offset
 
 SOON_S = 25.0
 UNKNOWN = uuid.UUID(int=7)
+FORGETFUL = CatalogLimits(topics_cache_age_s=0.0, topics_patience_s=0.05, topics_stale_patience_s=0.05, topics_silent_patience_s=0.05)
+"""A topic is too old in the cache at once, and nobody waits for long."""
 
 
 @dataclass
@@ -55,14 +58,12 @@ async def scene(
     *,
     request_limits: BrokerLimits = DEFAULT_BROKER_LIMITS,
     fetch_limits: FetchLimits = DEFAULT_FETCH_LIMITS,
+    catalog_limits: CatalogLimits = FORGETFUL,
 ) -> AsyncIterator[Scene]:
-    monkeypatch.setattr(topics, "CACHE_AGE_S", 0.0)
-    for name in ("PATIENCE_S", "STALE_PATIENCE_S", "SILENT_PATIENCE_S"):
-        monkeypatch.setattr(topics, name, 0.05)
     stores = Stores()
     async with (
-        node(stores, is_deaf=True, request_limits=request_limits, fetch_limits=fetch_limits) as broker,
-        node(stores, epoch=8) as other,
+        node(stores, is_deaf=True, request_limits=request_limits, fetch_limits=fetch_limits, catalog_limits=catalog_limits) as broker,
+        node(stores, epoch=8, catalog_limits=catalog_limits) as other,
     ):
         made = Scene(broker, other, await other.create("t"))
         await broker.topics.lookup(["t"])
@@ -152,9 +153,8 @@ async def test_a_client_that_names_a_partition_that_is_not_there_takes_the_topic
 
 
 async def test_an_append_beside_one_for_a_partition_that_is_not_there_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(monkeypatch, request_limits=BrokerLimits(produce_topics_patience_s=0.05)) as made:
-        monkeypatch.setattr(topics, "CACHE_AGE_S", 1_000.0)
-        await made.broker.topics.lookup(["t"])
+    request_limits, catalog_limits = BrokerLimits(produce_topics_patience_s=0.05), replace(FORGETFUL, topics_cache_age_s=1_000.0)
+    async with scene(monkeypatch, request_limits=request_limits, catalog_limits=catalog_limits) as made:
         made.is_silent = True
         results = await made.send(("t", 0, record_batch(b"a")), ("t", 1, record_batch(b"b")))
 
@@ -162,9 +162,7 @@ async def test_an_append_beside_one_for_a_partition_that_is_not_there_does_not_w
 
 
 async def test_a_topic_that_nobody_has_is_unknown_though_nobody_can_tell_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(monkeypatch) as made:
-        monkeypatch.setattr(topics, "CACHE_AGE_S", 1_000.0)
-        await made.broker.topics.lookup(["t"])
+    async with scene(monkeypatch, catalog_limits=replace(FORGETFUL, topics_cache_age_s=1_000.0)) as made:
 
         async def away(names: Any) -> Any:
             raise Unavailable("no answer")
@@ -176,9 +174,7 @@ async def test_a_topic_that_nobody_has_is_unknown_though_nobody_can_tell_of_anot
 
 
 async def test_a_partition_that_was_added_is_found_when_the_catalog_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(monkeypatch) as made:
-        monkeypatch.setattr(topics, "CACHE_AGE_S", 1_000.0)
-        await made.broker.topics.lookup(["t"])
+    async with scene(monkeypatch, catalog_limits=replace(FORGETFUL, topics_cache_age_s=1_000.0)) as made:
         await made.other.topics.add_partitions(made.known, 2)
 
         assert codes(await made.send(("t", 1, record_batch(b"a")))) == [ErrorCode.none]
@@ -211,7 +207,7 @@ async def test_metadata_tells_of_known_topics_and_lets_clients_ask_again_for_oth
         await broker.topics.lookup(["t"])
         nobody = nested(3, 12, "MetadataRequestTopic", topic_id=None if not by_id else UNKNOWN, name=None if by_id else "u")
         somebody = nested(3, 12, "MetadataRequestTopic", topic_id=as_uuid(known.topic_id) if by_id else None, name=None if by_id else "t")
-        broker.clock.seconds += topics.CACHE_AGE_S
+        broker.clock.seconds += DEFAULT_CATALOG_LIMITS.topics_cache_age_s
         await broker.context.parts.brokers.live()
         broker.metadata.reads_fail = True
         request = request_of(3, 12, topics=(nobody, somebody), allow_auto_topic_creation=True, include_topic_authorized_operations=False)

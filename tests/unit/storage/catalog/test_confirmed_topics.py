@@ -8,8 +8,8 @@ import pytest
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
-from storage.catalog import confirmed_topics
 from storage.catalog.confirmed_topics import ConfirmedTopics
+from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
 from storage.catalog.topics import Topic, Topics
 from storage.errors import StorageError, Unavailable
 from storage.metadata import keys
@@ -87,12 +87,17 @@ class Deaf:
 
 
 @pytest.fixture
-async def broker() -> AsyncIterator[Deaf]:
+def limits() -> CatalogLimits:
+    return DEFAULT_LIMITS
+
+
+@pytest.fixture
+async def broker(limits: CatalogLimits) -> AsyncIterator[Deaf]:
     metadata = Silent()
     topics, other = (Topics(metadata, clock=clock, ids=IdSource(clock=clock), entropy=no_jitter) for _ in range(2))
     topics.close()
     async with Nursery() as nursery:
-        yield Deaf(metadata, topics, other, ConfirmedTopics(metadata, topics, clock=clock, nursery=nursery))
+        yield Deaf(metadata, topics, other, ConfirmedTopics(metadata, topics, clock=clock, nursery=nursery, limits=limits))
     await metadata.close()
 
 
@@ -139,10 +144,8 @@ async def test_a_topic_that_is_known_costs_one_read_of_one_key_on_the_shard_it_i
     assert [broker.metadata.shard_of(key.partition_key) for (key,) in broker.metadata.reads] == list(range(SHARDS))
 
 
-async def test_questions_of_one_moment_share_a_read_and_none_is_answered_by_one_that_began_before_it(
-    broker: Deaf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(confirmed_topics, "LATE_S", 30.0)
+@pytest.mark.parametrize("limits", [CatalogLimits(confirmation_late_s=30.0)])
+async def test_questions_of_one_moment_share_a_read_and_none_is_answered_by_one_that_began_before_it(broker: Deaf) -> None:
     topic = await broker.create()
     broker.metadata.reads.clear()
     answers = await asyncio.gather(*(broker.ask() for _ in range(50)))
@@ -182,7 +185,7 @@ async def test_a_silent_shard_of_a_partition_is_stood_in_for_by_the_record_of_th
     assert await broker.ask() == topic
 
     # Who asks next does not wait for it any more.
-    await asyncio.sleep(confirmed_topics.LATE_S)
+    await asyncio.sleep(DEFAULT_LIMITS.confirmation_late_s)
     asking = asyncio.gather(*(broker.ask() for _ in range(20)))
     for _ in range(TURNS_MAX):
         await asyncio.sleep(0)
@@ -195,7 +198,7 @@ async def test_a_shard_that_answers_late_still_counts_when_the_topics_are_silent
     topic = await broker.create(apart_from={broker.topics_shard})
     broker.metadata.silent = {broker.topics_shard, broker.shard_of(topic)}
     asking = asyncio.gather(broker.ask())
-    await asyncio.sleep(2 * confirmed_topics.LATE_S)
+    await asyncio.sleep(2 * DEFAULT_LIMITS.confirmation_late_s)
     assert not asking.done()
 
     broker.metadata.silent = {broker.topics_shard}
@@ -204,10 +207,8 @@ async def test_a_shard_that_answers_late_still_counts_when_the_topics_are_silent
     broker.metadata.answer()
 
 
-async def test_of_a_topic_that_nobody_can_tell_of_an_error_says_so_and_the_others_are_told(
-    broker: Deaf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(confirmed_topics, "READ_TIMEOUT_S", 0.3)
+@pytest.mark.parametrize("limits", [CatalogLimits(confirmation_timeout_s=0.3)])
+async def test_of_a_topic_that_nobody_can_tell_of_an_error_says_so_and_the_others_are_told(broker: Deaf) -> None:
     topic = await broker.create(apart_from={broker.topics_shard})
     broker.metadata.silent = {broker.topics_shard}
     found = await broker.confirmed.by_name({"t": 0, "unknown": 0}, beside="anywhere")
@@ -258,8 +259,8 @@ async def test_who_gives_up_leaves_the_others_their_answer(broker: Deaf) -> None
     assert patient.result() == topic
 
 
-async def test_places_that_were_forgotten_are_looked_for_again(broker: Deaf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirmed_topics, "PLACES_KEPT_MAX", 3)
+@pytest.mark.parametrize("limits", [CatalogLimits(confirmation_places_kept_max=3)])
+async def test_places_that_were_forgotten_are_looked_for_again(broker: Deaf) -> None:
     topics = {f"t{number}": await broker.create(f"t{number}", partition_count=8) for number in range(8)}
     for _ in range(2):
         for name, topic in topics.items():
@@ -267,10 +268,8 @@ async def test_places_that_were_forgotten_are_looked_for_again(broker: Deaf, mon
             assert len(broker.confirmed._places) <= 3
 
 
-async def test_a_topic_without_a_partition_near_is_asked_for_at_its_first_after_so_many_were_looked_at(
-    broker: Deaf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(confirmed_topics, "PARTITIONS_LOOKED_AT_MAX", 1)
+@pytest.mark.parametrize("limits", [CatalogLimits(confirmation_partitions_max=1)])
+async def test_a_topic_without_a_partition_near_is_asked_for_at_its_first_after_so_many_were_looked_at(broker: Deaf) -> None:
     topic = await broker.create(partition_count=32)
     elsewhere = next(shard for shard in range(SHARDS) if shard != broker.shard_of(topic))
     broker.metadata.reads.clear()

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from runtime.ids import IdSource
-from storage.catalog import brokers as brokers_module
 from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
 from storage.catalog.cluster import ClusterRecord, decode_cluster, open_cluster
 from storage.catalog.format_level import Raising, raise_level
+from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
 from storage.errors import IncompatibleFormat, NotFound, OutcomeUnknown, Unavailable
 from storage.formats.levels import LEVEL_MAX
 from storage.metadata import keys
@@ -20,19 +20,21 @@ from tests.kit.faulty_metadata import Fault, FaultyMetadata, ManualClock, no_jit
 from tests.unit.storage.catalog.deposed import DeposedMetadata
 
 OLD, NEW = 1, 2
+EAGER = CatalogLimits(level_read_every_s=0.001)
 
 
 class Rolling:
     """A cluster through a rolling upgrade: brokers of releases that know levels up to `level_max`."""
 
-    def __init__(self, metadata: FaultyMetadata | None = None) -> None:
+    def __init__(self, metadata: FaultyMetadata | None = None, *, limits: CatalogLimits = DEFAULT_LIMITS) -> None:
         self.metadata = metadata or FaultyMetadata()
+        self._limits = limits
 
     async def start(self, broker_id: int, level_max: int) -> BrokerDirectory:
         clock = ManualClock()
         ids = IdSource(clock=clock, entropy=random.Random(broker_id).randbytes)
         await open_cluster(self.metadata, ids, clock, entropy=no_jitter, level_max=level_max)
-        directory = BrokerDirectory(self.metadata, clock=clock, level_max=level_max)
+        directory = BrokerDirectory(self.metadata, clock=clock, level_max=level_max, limits=self._limits)
         await register(directory, broker_id)
         return directory
 
@@ -82,9 +84,8 @@ async def test_a_new_cluster_is_at_the_level_of_the_release_that_made_it() -> No
         await rolling.start(2, OLD)
 
 
-async def test_a_running_broker_learns_of_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(brokers_module, "LEVEL_AGE_S", 0.001)
-    rolling = Rolling()
+async def test_a_running_broker_learns_of_the_level() -> None:
+    rolling = Rolling(limits=EAGER)
     await (await rolling.start(1, OLD)).deregister()
     directory = await rolling.start(1, NEW)
     before = directory.level
@@ -98,9 +99,8 @@ async def test_a_running_broker_learns_of_the_level(monkeypatch: pytest.MonkeyPa
     assert before == OLD
 
 
-async def test_a_running_broker_that_was_not_seen_when_the_level_was_raised_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(brokers_module, "LEVEL_AGE_S", 0.001)
-    rolling = Rolling()
+async def test_a_running_broker_that_was_not_seen_when_the_level_was_raised_stops() -> None:
+    rolling = Rolling(limits=EAGER)
     lost = await rolling.start(1, OLD)
     await lost.deregister()
     await rolling.upgrade()
@@ -112,9 +112,8 @@ async def test_a_running_broker_that_was_not_seen_when_the_level_was_raised_stop
     assert await rolling.metadata.list(*keys.brokers()) == []
 
 
-async def test_a_running_broker_outlives_an_announcement_and_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(brokers_module, "LEVEL_AGE_S", 0.001)
-    rolling = Rolling()
+async def test_a_running_broker_outlives_an_announcement_and_a_store_that_is_away() -> None:
+    rolling = Rolling(limits=EAGER)
     old = await rolling.start(1, OLD)
     await announce(rolling)
     rolling.metadata.reads_fail = True

@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from runtime.ids import IdSource
+from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
 from storage.catalog.records import ATTEMPTS_MAX, encode
 from storage.catalog.topic_records import decode_topic_id, read_topic
-from storage.catalog.topics import CACHE_AGE_S, FORMER_KEPT_MAX, FORMER_MAX, Topic, Topics, TopicState
+from storage.catalog.topics import FORMER_KEPT_MAX, FORMER_MAX, Topic, Topics, TopicState
 from storage.errors import AlreadyExists, Corrupt, IncompatibleFormat, NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.formats import control as control_format
 from storage.formats.control import Control, LogState, decode_control
@@ -19,9 +20,11 @@ from storage.vocabulary import TopicId
 from tests.kit.faulty_metadata import Fault, FaultyMetadata, ManualClock, no_jitter
 
 
-def open_topics(metadata: MetadataStore, *, clock: ManualClock | None = None, cache_topics_max: int = 1_000) -> Topics:
+def open_topics(
+    metadata: MetadataStore, *, clock: ManualClock | None = None, cache_topics_max: int = 1_000, limits: CatalogLimits = DEFAULT_LIMITS
+) -> Topics:
     clock = clock or ManualClock()
-    return Topics(metadata, clock=clock, ids=IdSource(clock=clock), entropy=no_jitter, cache_topics_max=cache_topics_max)
+    return Topics(metadata, clock=clock, ids=IdSource(clock=clock), entropy=no_jitter, cache_topics_max=cache_topics_max, limits=limits)
 
 
 async def create(topics: Topics, name: str = "orders", *, partition_count: int = 3) -> Topic:
@@ -507,7 +510,7 @@ async def test_without_hints_an_entry_expires_by_age() -> None:
     await create(topics)
     topics.close()
 
-    clock.seconds += CACHE_AGE_S - 1
+    clock.seconds += DEFAULT_LIMITS.topics_cache_age_s - 1
     assert topics.find("orders") is not None
     clock.seconds += 1
     assert topics.find("orders") is None
@@ -600,7 +603,7 @@ async def test_what_another_broker_changed_is_known_after_half_a_minute_though_a
         await there.delete(topic)
         if what == "recreation":
             await create(there, "orders", partition_count=1)
-    clock.seconds += CACHE_AGE_S - 5.0
+    clock.seconds += DEFAULT_LIMITS.topics_cache_age_s - 5.0
     within = here.find("orders")
     clock.seconds += 1.0
     after = here.find("orders")
@@ -779,11 +782,10 @@ async def test_a_store_that_does_not_answer_is_reported_to_every_asker() -> None
     assert [type(outcome) for outcome in outcomes] == [Unavailable] * 3
 
 
-async def test_whoever_asks_past_the_cache_is_refused_in_time_when_the_store_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_whoever_asks_past_the_cache_is_refused_in_time_when_the_store_is_silent() -> None:
     """A request that waits keeps those behind it on its connection waiting, and clients give it up."""
-    monkeypatch.setattr("storage.catalog.topics.PATIENCE_S", 0.05)
     metadata = FaultyMetadata()
-    topics = open_topics(metadata)
+    topics = open_topics(metadata, limits=CatalogLimits(topics_patience_s=0.05))
     await create(topics)
     metadata.muted.add(metadata.shard_of(keys.ROOT))
 

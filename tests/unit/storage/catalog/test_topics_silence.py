@@ -3,20 +3,23 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
-from storage.catalog import silence, topics
-from storage.catalog.topics import CACHE_AGE_S, STALE_S, Topic, Topics
+from storage.catalog.limits import CatalogLimits
+from storage.catalog.silence import SILENT_FOR_S
+from storage.catalog.topics import STALE_S, Topic, Topics
 from storage.errors import Unavailable
 from storage.metadata import keys
 from storage.vocabulary import TopicId
 from tests.kit.faulty_metadata import FaultyMetadata, ManualClock, no_jitter
 
 SOON_S = 25.0
+IMPATIENT = CatalogLimits(topics_patience_s=0.05, topics_stale_patience_s=0.05, topics_silent_patience_s=0.05)
+CACHE_AGE_S = IMPATIENT.topics_cache_age_s
 UNKNOWN_ID = TopicId("0b6c1a9e-6d5c-4b7e-8a55-00000000000f")
 
 
@@ -39,13 +42,11 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def scene(monkeypatch: pytest.MonkeyPatch, *, age_s: float = CACHE_AGE_S) -> AsyncIterator[Scene]:
-    for name in ("PATIENCE_S", "STALE_PATIENCE_S", "SILENT_PATIENCE_S"):
-        monkeypatch.setattr(topics, name, 0.05)
+async def scene(*, age_s: float = CACHE_AGE_S, limits: CatalogLimits = IMPATIENT) -> AsyncIterator[Scene]:
     metadata, clock, telemetry = FaultyMetadata(), ManualClock(), Telemetry()
-    broker = Topics(metadata, clock=clock, ids=IdSource(clock=clock), entropy=no_jitter, telemetry=telemetry)
+    broker = Topics(metadata, clock=clock, ids=IdSource(clock=clock), entropy=no_jitter, telemetry=telemetry, limits=limits)
     broker.close()
-    other = Topics(metadata.store, clock=clock, ids=IdSource(clock=clock), entropy=no_jitter)
+    other = Topics(metadata.store, clock=clock, ids=IdSource(clock=clock), entropy=no_jitter, limits=limits)
     known = await other.create("t", partition_count=1, replication_factor=1, configs={})
     await broker.lookup(["t"])
     clock.seconds += age_s
@@ -54,8 +55,8 @@ async def scene(monkeypatch: pytest.MonkeyPatch, *, age_s: float = CACHE_AGE_S) 
     metadata.speak()
 
 
-async def test_a_topic_that_is_known_is_found_by_name_and_by_id_while_the_catalog_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(monkeypatch) as made:
+async def test_a_topic_that_is_known_is_found_by_name_and_by_id_while_the_catalog_is_silent() -> None:
+    async with scene() as made:
         made.fall_silent()
         assert made.broker.find("t") is None
         assert await made.broker.lookup(["t"]) == {"t": made.known}
@@ -69,23 +70,23 @@ async def test_a_topic_that_is_known_is_found_by_name_and_by_id_while_the_catalo
         assert made.served_stale() == 4
 
 
-async def test_a_lookup_by_id_finds_out_that_the_catalog_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(monkeypatch) as made:
+async def test_a_lookup_by_id_finds_out_that_the_catalog_is_silent() -> None:
+    async with scene() as made:
         made.fall_silent()
 
         assert await made.broker.lookup_ids([made.known.topic_id]) == {made.known.topic_id: made.known}
         assert made.broker.is_silent
 
 
-async def test_a_store_that_refuses_is_as_silent_as_one_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(monkeypatch) as made:
+async def test_a_store_that_refuses_is_as_silent_as_one_that_does_not_answer() -> None:
+    async with scene() as made:
         made.metadata.reads_fail = True
 
         assert await made.broker.lookup(["t"]) == {"t": made.known}
 
 
-async def test_a_topic_that_is_not_known_is_refused_beside_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(monkeypatch) as made:
+async def test_a_topic_that_is_not_known_is_refused_beside_one_that_is() -> None:
+    async with scene() as made:
         made.fall_silent()
         found, unread = await made.broker.look_up(["t", "u"])
         by_id, unread_id = await made.broker.look_up_ids([made.known.topic_id, UNKNOWN_ID])
@@ -98,8 +99,8 @@ async def test_a_topic_that_is_not_known_is_refused_beside_one_that_is(monkeypat
             await made.broker.lookup(["u"])
 
 
-async def test_nothing_is_served_stale_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(monkeypatch, age_s=CACHE_AGE_S + STALE_S) as made:
+async def test_nothing_is_served_stale_for_ever() -> None:
+    async with scene(age_s=CACHE_AGE_S + STALE_S) as made:
         made.fall_silent()
         with pytest.raises(Unavailable):
             await made.broker.lookup(["t"])
@@ -107,8 +108,8 @@ async def test_nothing_is_served_stale_for_ever(monkeypatch: pytest.MonkeyPatch)
         assert made.broker.find("t") is None
 
 
-async def test_nothing_is_served_stale_by_a_catalog_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(monkeypatch) as made:
+async def test_nothing_is_served_stale_by_a_catalog_that_answers() -> None:
+    async with scene() as made:
         await made.other.delete(made.known)
         new = await made.other.create("t", partition_count=2, replication_factor=1, configs={})
 
@@ -121,7 +122,7 @@ async def test_nothing_is_served_stale_by_a_catalog_that_answers(monkeypatch: py
 async def test_a_topic_that_was_once_read_as_gone_is_not_served_when_the_catalog_falls_silent(
     by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with scene(monkeypatch) as made:
+    async with scene() as made:
         await made.other.delete(made.known)
         found = await (made.broker.lookup(["t"]) if by == "name" else made.broker.lookup_ids([made.known.topic_id]))
         assert not found
@@ -133,8 +134,8 @@ async def test_a_topic_that_was_once_read_as_gone_is_not_served_when_the_catalog
             await made.broker.lookup_ids([made.known.topic_id])
 
 
-async def test_what_contradicts_a_stale_topic_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(monkeypatch) as made:
+async def test_what_contradicts_a_stale_topic_ends_it() -> None:
+    async with scene() as made:
         made.fall_silent()
         await made.broker.lookup(["t"])
         made.broker.forget("t")
@@ -143,8 +144,8 @@ async def test_what_contradicts_a_stale_topic_ends_it(monkeypatch: pytest.Monkey
             await made.broker.lookup(["t"])
 
 
-async def test_answers_about_what_is_not_are_never_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(monkeypatch) as made:
+async def test_answers_about_what_is_not_are_never_stale() -> None:
+    async with scene() as made:
         made.metadata.reads_fail = True
         await made.broker.lookup(["t"])
         with pytest.raises(Unavailable):
@@ -154,15 +155,13 @@ async def test_answers_about_what_is_not_are_never_stale(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("is_watched", [True, False])
-async def test_a_catalog_that_speaks_again_is_read_again(is_watched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "PROBE_PAUSE_S", 0.01)
-    monkeypatch.setattr(silence, "PROBE_S", 0.05)
-    async with scene(monkeypatch) as made, asyncio.TaskGroup() as tasks:
+async def test_a_catalog_that_speaks_again_is_read_again(is_watched: bool) -> None:
+    async with scene(limits=replace(IMPATIENT, probe_pause_s=0.01, probe_timeout_s=0.05)) as made, asyncio.TaskGroup() as tasks:
         made.fall_silent()
         await made.broker.lookup(["t"])
         watching = tasks.create_task(made.broker.watch()) if is_watched else None
         if watching is None:
-            made.clock.seconds += silence.SILENT_FOR_S
+            made.clock.seconds += SILENT_FOR_S
         else:
             reads = len(made.metadata.reads)
             while len(made.metadata.reads) < reads + 3:  # noqa: ASYNC110 - probes that nobody answers
