@@ -14,7 +14,7 @@ from runtime.telemetry import Telemetry
 from services.versitygw import S3Server
 from storage.errors import AlreadyExists, OutcomeUnknown, Unavailable
 from storage.objects.port import ObjectStore
-from storage.objects.s3 import aioboto3_client, object_store
+from storage.objects.s3.limits import DEFAULT_LIMITS, S3Limits
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName, open_s3
@@ -39,9 +39,18 @@ class S3Contract(ObjectStoreContract):
         return S3Location(bucket=server.bucket, prefix=prefix, endpoint=server.endpoint, region=server.region, path_style=True)
 
     @asynccontextmanager
-    async def opened(self, folder: Path) -> AsyncIterator[ObjectStore]:
+    async def opened(self, folder: Path, limits: S3Limits = DEFAULT_LIMITS) -> AsyncIterator[ObjectStore]:
         location = self.location(f"contract-{self.client}/{next(_FOLDERS)}")
-        async with opened(location, self.client) as store:
+        async with opened(location, self.client, limits=limits) as store:
+            yield store
+
+    @pytest.fixture
+    def limits(self) -> S3Limits:
+        return DEFAULT_LIMITS
+
+    @pytest.fixture
+    async def store(self, tmp_path: Path, limits: S3Limits) -> AsyncIterator[ObjectStore]:
+        async with self.opened(tmp_path, limits) as store:
             yield store
 
     async def test_stores_of_one_bucket_do_not_see_each_other(self, store: ObjectStore, tmp_path: Path) -> None:
@@ -63,10 +72,8 @@ class S3Contract(ObjectStoreContract):
             assert await store.get_range("wal/1", start, start + 10) == whole[start : start + 10]
         assert (await store.stat("wal/1")).size_bytes == len(whole)
 
-    async def test_uploads_are_listed_in_pages_and_gone_once_they_are_aborted(
-        self, store: S3ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(aioboto3_client, "LIST_PAGE_OBJECTS", 2)
+    @pytest.mark.parametrize("limits", [S3Limits(page_objects=2)], ids=["small pages"])
+    async def test_uploads_are_listed_in_pages_and_gone_once_they_are_aborted(self, store: S3ObjectStore, tmp_path: Path) -> None:
         now_ms = SystemClock().now_ms()
         begun = [(key, (await begin(store, key))[0]) for key in ("segments/x", "wal/1", "wal/1", "wal/2", "wal/3", "wal/4")]
         async with self.opened(tmp_path) as other:
@@ -91,11 +98,11 @@ class S3Contract(ObjectStoreContract):
 
         assert await store.get_range("wal/1", 0, 4) == b"part"
 
+    @pytest.mark.parametrize("limits", [S3Limits(multipart_above_bytes=1 << 20)], ids=["small parts"])
     @pytest.mark.parametrize("at", ["part", "end"])
     async def test_a_put_whose_upload_is_aborted_underneath_stores_nothing_and_may_be_repeated(
         self, store: S3ObjectStore, monkeypatch: pytest.MonkeyPatch, at: str
     ) -> None:
-        monkeypatch.setattr(object_store, "MULTIPART_ABOVE_BYTES", 1 << 20)
         control: Any = store._control
         name = "put_part" if at == "part" else "finish_upload"
         real = getattr(control, name)
@@ -135,8 +142,9 @@ class TestAioboto3(S3Contract):
 
 
 @asynccontextmanager
-async def opened(location: S3Location, client: S3ClientName) -> AsyncIterator[ObjectStore]:
-    store = await open_s3(location, client=client, clock=SystemClock(), chance=random.Random(1), telemetry=Telemetry())
+async def opened(location: S3Location, client: S3ClientName, *, limits: S3Limits) -> AsyncIterator[ObjectStore]:
+    clock, chance = SystemClock(), random.Random(1)
+    store = await open_s3(location, client=client, clock=clock, chance=chance, telemetry=Telemetry(), limits=limits)
     try:
         yield store
     finally:

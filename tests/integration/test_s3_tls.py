@@ -5,15 +5,18 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from storage.errors import Unavailable
+from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName
 from storage.objects.s3.tls import ca_file_of
 from tests.kit.botocore_clients import clients_are_made_cheaply
-from tests.kit.opened_s3 import hurry, opened
+from tests.kit.opened_s3 import QUICK, hurry
+from tests.kit.opened_s3 import opened as opened_s3
 from tests.kit.scripted_s3 import ScriptedS3
 
 __all__ = ["clients_are_made_cheaply"]
@@ -68,7 +71,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch)
     for name in ("AWS_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("storage.objects.s3.object_store.PROBE_PATIENCE_S", 0.2)
+
+
+@asynccontextmanager
+async def opened(endpoint: str, client: S3ClientName, *, ca_file: str | None = None) -> AsyncIterator[S3ObjectStore]:
+    """A store whose probe soon gives up."""
+    async with opened_s3(endpoint, client, ca_file=ca_file, limits=replace(QUICK, probe_patience_s=0.2)) as store:
+        yield store
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,19 +11,34 @@ import pytest
 
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
-from storage.objects.s3 import backoff, credentials, multipart, object_store, obstore_client
+from storage.objects.s3 import credentials
+from storage.objects.s3.limits import S3Limits
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName, open_s3
 from tests.kit.scripted_s3 import BUCKET, Reply, Request, ScriptedS3, error
 
+QUICK = S3Limits(pause_s_max=0.005, settle_s=0.0)
+"""Short pauses, and nothing is waited for at the end: the process goes on."""
+SMALL_PARTS = replace(QUICK, multipart_above_bytes=1 << 18, part_bytes=1 << 20)
+"""Parts are as small as no S3 server takes them: they are hashed, sent and compared sooner."""
+IN_THREE_PARTS = bytes(range(251)) * ((5 << 19) // 251)
+"""An object that goes up in three of those parts."""
+
 
 @asynccontextmanager
 async def opened(
-    endpoint: str, client: S3ClientName, *, prefix: str = "", telemetry: Telemetry | None = None, ca_file: str | None = None
+    endpoint: str,
+    client: S3ClientName,
+    *,
+    prefix: str = "",
+    telemetry: Telemetry | None = None,
+    ca_file: str | None = None,
+    limits: S3Limits = QUICK,
 ) -> AsyncIterator[S3ObjectStore]:
     location = S3Location(bucket=BUCKET, prefix=prefix, endpoint=endpoint, region="us-east-1", path_style=True, ca_file=ca_file)
-    store = await open_s3(location, client=client, clock=SystemClock(), chance=random.Random(1), telemetry=telemetry or Telemetry())
+    clock, chance, telemetry = SystemClock(), random.Random(1), telemetry or Telemetry()
+    store = await open_s3(location, client=client, clock=clock, chance=chance, telemetry=telemetry, limits=limits)
     try:
         yield store
     finally:
@@ -30,9 +46,7 @@ async def opened(
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short pauses, nothing waited for at the end, and credentials that every server of the tests takes."""
-    monkeypatch.setattr(backoff, "PAUSE_S_MAX", 0.005)
-    monkeypatch.setattr(obstore_client, "SETTLE_S", 0.0)  # the process goes on
+    """Credentials that every server of the tests takes, and nothing else of this machine's environment."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAFOREBAYTESTS")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"):
@@ -40,13 +54,6 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
-
-
-def in_three_parts(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """An object that goes up in three parts, which are as small as no S3 server takes them: they are hashed, sent and compared sooner."""
-    monkeypatch.setattr(object_store, "MULTIPART_ABOVE_BYTES", 1 << 18)
-    monkeypatch.setattr(multipart, "PART_BYTES", 1 << 20)
-    return bytes(range(251)) * ((5 << 19) // 251)
 
 
 def without_credentials(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:

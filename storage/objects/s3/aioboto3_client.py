@@ -21,7 +21,7 @@ import crc32c
 from runtime.blocking import ThreadBlocking
 from runtime.clock import Clock
 from storage.objects.port import ObjectStat, UnfinishedUpload
-from storage.objects.requests import KEYS_PER_REQUEST, RequestMeter, attempted
+from storage.objects.requests import RequestMeter, attempted
 from storage.objects.s3.client import (
     CONNECT_S_MAX,
     CONNECTIONS_MAX,
@@ -35,13 +35,13 @@ from storage.objects.s3.client import (
 from storage.objects.s3.credentials import FIND_S_MAX, NO_CREDENTIALS, Credentials, CredentialSource, source_of
 from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import ErrorReply, Interrupted, NoCredentials, RequestFault, Unreached, error_reply
+from storage.objects.s3.limits import DEFAULT_LIMITS, S3Limits
 from storage.objects.s3.metering import tracing
 from storage.objects.s3.proxies import Proxies
 from storage.objects.s3.tls import client_context, untrusted_of
 from storage.views import in_parts
 from storage.vocabulary import Buffer
 
-LIST_PAGE_OBJECTS: Final = KEYS_PER_REQUEST
 DELETES_AT_ONCE: Final = 16
 """Where a server deletes one object at a time."""
 
@@ -49,8 +49,17 @@ DELETES_AT_ONCE: Final = 16
 class Aioboto3Client:
     """A `DataClient` and a `ControlClient`. All its requests belong to the loop of its first one."""
 
-    def __init__(self, endpoint: BucketEndpoint, *, credentials: CredentialSource, meter: RequestMeter, run: str = "") -> None:
+    def __init__(
+        self,
+        endpoint: BucketEndpoint,
+        *,
+        credentials: CredentialSource,
+        meter: RequestMeter,
+        run: str = "",
+        limits: S3Limits = DEFAULT_LIMITS,
+    ) -> None:
         """`run` names this process in each request."""
+        self._page_objects = limits.page_objects
         self._meter = meter
         self._user_agent = user_agent(run)
         self._trace: aiohttp.TraceConfig | None = None
@@ -118,7 +127,7 @@ class Aioboto3Client:
 
     async def list_page(self, prefix: str, start_after: str) -> ListedPage:
         client = await self._opened()
-        asked = {"Bucket": self._endpoint.bucket, "Prefix": prefix, "MaxKeys": LIST_PAGE_OBJECTS}
+        asked = {"Bucket": self._endpoint.bucket, "Prefix": prefix, "MaxKeys": self._page_objects}
         if start_after:
             asked["StartAfter"] = start_after
         with _translated():
@@ -190,7 +199,7 @@ class Aioboto3Client:
 
     async def uploads_page(self, prefix: str, start_after: str) -> UploadsPage:
         client = await self._opened()
-        asked = {"Bucket": self._endpoint.bucket, "Prefix": prefix, "MaxUploads": LIST_PAGE_OBJECTS}
+        asked = {"Bucket": self._endpoint.bucket, "Prefix": prefix, "MaxUploads": self._page_objects}
         if start_after:
             asked["KeyMarker"] = start_after
         with _translated():

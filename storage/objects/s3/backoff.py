@@ -11,13 +11,22 @@ from storage.objects.requests import attempted
 from storage.objects.s3.credentials import Credentials
 
 PAUSE_FIRST_S: Final = 0.05
-PAUSE_S_MAX: Final = 3.0
 
 
 class Backoff:
     """The pauses between the tries of one call, within its patience. The caller's own patience is its cancellation."""
 
-    def __init__(self, *, clock: Clock, chance: random.Random, patience_s: float, tries_max: int, signed_with: Credentials | None) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        chance: random.Random,
+        patience_s: float,
+        tries_max: int,
+        pause_s_max: float,
+        signed_with: Credentials | None,
+    ) -> None:
+        self._pause_s_max = pause_s_max
         self._clock = clock
         self._chance = chance
         self._deadline_s = clock.monotonic_s() + patience_s
@@ -39,7 +48,7 @@ class Backoff:
         """Whether to try again; the time to do so has come when this returns."""
         if self.tries >= self._tries_max:
             return False
-        pause_s = self._chance.uniform(0, min(PAUSE_S_MAX, PAUSE_FIRST_S * 2**self.tries))
+        pause_s = self._chance.uniform(0, min(self._pause_s_max, PAUSE_FIRST_S * 2**self.tries))
         if self._clock.monotonic_s() + pause_s >= self._deadline_s:
             return False
         self.tries += 1

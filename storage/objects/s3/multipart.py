@@ -4,19 +4,20 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from storage.objects.requests import UPLOAD_PART_BYTES
 from storage.objects.s3.backoff import Backoff
 from storage.objects.s3.client import ControlClient
 from storage.objects.s3.faults import ErrorReply, Interrupted, RequestFault, Unreached
 from storage.vocabulary import Buffer
 
-PART_BYTES: Final = UPLOAD_PART_BYTES
 PARTS_AT_ONCE: Final = 4
 ABORT_S: Final = 5.0
 
 
-async def put_in_parts(client: ControlClient, name: str, parts: Sequence[Buffer], *, backoff: Callable[[], Backoff]) -> None:
-    """Store the concatenation of `parts` if `name` is absent. Raises the fault of the request that failed; `backoff` is for each part.
+async def put_in_parts(
+    client: ControlClient, name: str, parts: Sequence[Buffer], *, backoff: Callable[[], Backoff], part_bytes: int
+) -> None:
+    """Store the concatenation of `parts` if `name` is absent, `part_bytes` at a time. Raises the fault of the request that failed;
+    `backoff` is for each part.
 
     What was uploaded in vain is removed as far as possible; compactors abort what a killed process left (compactor/uploads.py). An upload
     that is aborted underneath ends in a refusal of the next part, or of the last request, so that no object was made.
@@ -24,7 +25,7 @@ async def put_in_parts(client: ControlClient, name: str, parts: Sequence[Buffer]
     upload = await client.begin_upload(name)
     finished = False
     try:
-        etags = await _put_parts(client, name, upload, cut(parts, PART_BYTES), backoff)
+        etags = await _put_parts(client, name, upload, cut(parts, part_bytes), backoff)
         await client.finish_upload(name, upload, etags)
         finished = True
     finally:

@@ -26,8 +26,9 @@ from storage.objects.s3.credentials import CredentialSource, remedy
 from storage.objects.s3.diagnosis import Diagnosis, ProbeStep
 from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import ErrorReply, Interrupted, RequestFault, Unreached
+from storage.objects.s3.limits import DEFAULT_LIMITS, S3Limits
 from storage.objects.s3.location import S3Location
-from storage.objects.s3.multipart import PART_BYTES, put_in_parts
+from storage.objects.s3.multipart import put_in_parts
 from storage.vocabulary import Buffer
 
 T = TypeVar("T")
@@ -39,21 +40,13 @@ RETRIES: Final = Metric(
     ("op", "cause"),
 )
 
-ATTEMPT_S: Final = 10.0
 ATTEMPT_BYTES_PER_S: Final = 4 * MIB
-"""A request has ATTEMPT_S and the time that its bytes take at this rate."""
+"""A request has `attempt_s` and the time that its bytes take at this rate."""
 PUT_PATIENCE_S: Final = 60.0
 READ_PATIENCE_S: Final = 20.0
 CONTROL_PATIENCE_S: Final = 60.0
-PROBE_PATIENCE_S: Final = 10.0
-TRIES_MAX: Final = 20
-READ_TRIES_MAX: Final = 8
 PART_TRIES_MAX: Final = 3
 READ_BACK_BYTES: Final = 8 * MIB
-MULTIPART_ABOVE_BYTES: Final = PART_BYTES
-"""Not lower: what fits one part takes three requests instead of one."""
-PUT_BYTES_MAX: Final = 5 << 30
-"""S3 takes larger objects in parts only."""
 DELETE_KEYS_MAX: Final = KEYS_PER_REQUEST
 
 
@@ -71,7 +64,9 @@ class S3ObjectStore:
         clock: Clock,
         chance: random.Random,
         telemetry: Telemetry,
+        limits: S3Limits = DEFAULT_LIMITS,
     ) -> None:
+        self._limits = limits
         self._location = location
         self._endpoint = endpoint
         self._root = location.root
@@ -116,12 +111,12 @@ class S3ObjectStore:
         check_key(key)
         head = partial(self._data.head, self._root + key)
         try:
-            found = await self._read("stat", key, head, ATTEMPT_S)
+            found = await self._read("stat", key, head, self._limits.attempt_s)
         except NotFound:
             # The answer to a HEAD is the same for a bucket that is gone, and for what is not S3: a GET tells them apart.
             if await self._is_absent(key):
                 raise
-            found = await self._read("stat", key, head, ATTEMPT_S)
+            found = await self._read("stat", key, head, self._limits.attempt_s)
         return found._replace(key=key)
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectStat]:
@@ -131,7 +126,7 @@ class S3ObjectStore:
         last = self._root + start_after if start_after else ""
         more = True
         while more:
-            page = await self._read("list", prefix, partial(self._control.list_page, self._root + prefix, last), ATTEMPT_S)
+            page = await self._read("list", prefix, partial(self._control.list_page, self._root + prefix, last), self._limits.attempt_s)
             for found in page.stats:
                 # Not every server begins where it was asked to.
                 if found.key > last and is_key(key := found.key.removeprefix(self._root)):
@@ -157,7 +152,9 @@ class S3ObjectStore:
         more = True
         while more:
             with self._needing_permission():
-                page = await self._read("list", prefix, partial(self._control.uploads_page, self._root + prefix, last), ATTEMPT_S)
+                page = await self._read(
+                    "list", prefix, partial(self._control.uploads_page, self._root + prefix, last), self._limits.attempt_s
+                )
             for found in page.uploads:
                 if found.key > last and is_key(key := found.key.removeprefix(self._root)):
                     yield found._replace(key=key)
@@ -168,12 +165,12 @@ class S3ObjectStore:
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         check_key(key)
-        backoff = self._backoff(CONTROL_PATIENCE_S, TRIES_MAX)
+        backoff = self._backoff(CONTROL_PATIENCE_S, self._limits.tries_max)
         begun = False
         with self._needing_permission(), self._noting("upload not aborted", key, backoff):
             while True:
                 try:
-                    async with backoff.attempt(ATTEMPT_S):
+                    async with backoff.attempt(self._limits.attempt_s):
                         await self._control.abort_upload(self._root + key, upload_id)
                     return
                 except (RequestFault, TimeoutError) as error:
@@ -199,10 +196,10 @@ class S3ObjectStore:
         key = f".probe/{self._ids.next_ulid()}"
         body, other = key.encode(), key.encode()[::-1]
         async with diagnosis.of(ProbeStep.PUT):
-            await self._put(key, [body], patience_s=PROBE_PATIENCE_S)
+            await self._put(key, [body], patience_s=self._limits.probe_patience_s)
         try:
             async with diagnosis.of(ProbeStep.PUT_AGAIN):
-                await self._put(key, [other], patience_s=PROBE_PATIENCE_S)
+                await self._put(key, [other], patience_s=self._limits.probe_patience_s)
         except AlreadyExists:
             honoured = True
         else:
@@ -234,7 +231,7 @@ class S3ObjectStore:
     # Putting
 
     async def _put(self, key: str, parts: Sequence[Buffer], *, patience_s: float) -> None:
-        backoff = self._backoff(patience_s, TRIES_MAX)
+        backoff = self._backoff(patience_s, self._limits.tries_max)
         with self._noting("object not stored", key, backoff):
             await self._put_patiently(key, parts, backoff)
 
@@ -270,17 +267,19 @@ class S3ObjectStore:
         raise Unavailable(failure) from cause
 
     async def _send(self, key: str, parts: Sequence[Buffer], size_bytes: int, backoff: Backoff) -> None:
-        name, attempt_s = self._root + key, _attempt_s(size_bytes)
-        takes_parts = True
-        if size_bytes > PUT_BYTES_MAX or (size_bytes > MULTIPART_ABOVE_BYTES and self._takes_parts):
+        name, attempt_s = self._root + key, self._attempt_s(size_bytes)
+        limits, takes_parts = self._limits, True
+        if size_bytes > limits.put_bytes_max or (size_bytes > limits.multipart_above_bytes and self._takes_parts):
             try:
                 async with backoff.attempt(attempt_s):
-                    await put_in_parts(self._control, name, parts, backoff=partial(self._backoff, attempt_s, PART_TRIES_MAX))
+                    await put_in_parts(
+                        self._control, name, parts, backoff=partial(self._backoff, attempt_s, PART_TRIES_MAX), part_bytes=limits.part_bytes
+                    )
                 return
             except ErrorReply as refused:
                 # Some stores know conditions for single requests only, and say so in words of their own. No object was made.
                 is_of_this_try = refused.is_transient or refused.is_taken or refused.is_no_upload or refused.is_about_credentials
-                if is_of_this_try or size_bytes > PUT_BYTES_MAX:
+                if is_of_this_try or size_bytes > limits.put_bytes_max:
                     raise
                 takes_parts = False
         async with backoff.attempt(attempt_s):
@@ -312,7 +311,7 @@ class S3ObjectStore:
 
     async def _get(self, key: str, start: int, end: int, request: Callable[[], Awaitable[T]]) -> T:
         try:
-            return await self._read("get", key, request, _attempt_s(end - start))
+            return await self._read("get", key, request, self._attempt_s(end - start))
         except Unavailable as error:
             if isinstance(error.__cause__, ErrorReply) and error.__cause__.is_past_the_end:
                 raise EndsEarly(f"object ends before the range: key={key!r} start={start} end={end}") from error.__cause__
@@ -321,7 +320,7 @@ class S3ObjectStore:
     async def _is_absent(self, key: str) -> bool:
         """False if it is there after all. Raise `Unavailable` if that cannot be found out."""
         try:
-            await self._read("get", key, partial(self._data.get_range, self._root + key, 0, 1), ATTEMPT_S)
+            await self._read("get", key, partial(self._data.get_range, self._root + key, 0, 1), self._limits.attempt_s)
         except NotFound:
             return True
         except Unavailable as error:
@@ -332,7 +331,7 @@ class S3ObjectStore:
 
     async def _read(self, op: str, key: str, request: Callable[[], Awaitable[T]], attempt_s: float) -> T:
         """The result of a request that changes nothing, after as many tries as it takes within bounds."""
-        backoff = self._backoff(READ_PATIENCE_S, READ_TRIES_MAX)
+        backoff = self._backoff(READ_PATIENCE_S, self._limits.read_tries_max)
         with self._noting(f"{op} failed", key, backoff):
             while True:
                 try:
@@ -349,10 +348,10 @@ class S3ObjectStore:
 
     async def _delete(self, names: Sequence[str], *, begun: bool) -> None:
         """`begun`: earlier names of the same call are deleted already, so that a failure is not "nothing happened"."""
-        backoff = self._backoff(CONTROL_PATIENCE_S, TRIES_MAX)
+        backoff = self._backoff(CONTROL_PATIENCE_S, self._limits.tries_max)
         while True:
             try:
-                async with backoff.attempt(ATTEMPT_S):
+                async with backoff.attempt(self._limits.attempt_s):
                     refusals = await self._control.delete(names)
             except (RequestFault, TimeoutError) as error:
                 cause = _without_frames(error)
@@ -372,8 +371,16 @@ class S3ObjectStore:
 
     def _backoff(self, patience_s: float, tries_max: int) -> Backoff:
         return Backoff(
-            clock=self._clock, chance=self._chance, patience_s=patience_s, tries_max=tries_max, signed_with=self._credentials.held
+            clock=self._clock,
+            chance=self._chance,
+            patience_s=patience_s,
+            tries_max=tries_max,
+            pause_s_max=self._limits.pause_s_max,
+            signed_with=self._credentials.held,
         )
+
+    def _attempt_s(self, size_bytes: int) -> float:
+        return self._limits.attempt_s + size_bytes / ATTEMPT_BYTES_PER_S
 
     @contextmanager
     def _noting(self, what: str, key: str, backoff: Backoff) -> Iterator[None]:
@@ -431,10 +438,6 @@ def _without_frames(error: RequestFault | TimeoutError) -> RequestFault | Timeou
         passed.__traceback__ = None
         passed = passed.__cause__ or passed.__context__
     return error
-
-
-def _attempt_s(size_bytes: int) -> float:
-    return ATTEMPT_S + size_bytes / ATTEMPT_BYTES_PER_S
 
 
 def _is_transient(cause: RequestFault | TimeoutError) -> bool:

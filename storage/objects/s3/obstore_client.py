@@ -31,6 +31,7 @@ from storage.objects.s3.faults import (
     Untrusted,
     error_reply_of,
 )
+from storage.objects.s3.limits import DEFAULT_LIMITS, S3Limits
 from storage.objects.s3.metering import answer_of
 from storage.views import in_parts
 from storage.vocabulary import Buffer
@@ -38,7 +39,6 @@ from storage.vocabulary import Buffer
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Config
 
-SETTLE_S: Final = 0.05
 NO_PROXY_URL: Final = "http://127.0.0.1:9"
 """It is never asked: the server is excluded from it."""
 PARTS_MAX: Final = 64
@@ -58,9 +58,11 @@ class ObstoreClient:
         meter: RequestMeter,
         authorities: bytes | None = None,
         run: str = "",
+        limits: S3Limits = DEFAULT_LIMITS,
     ) -> None:
         """`authorities` in PEM are trusted beside those of the system. `run` names this process in each request."""
         self._meter = meter
+        self._settle_s = limits.settle_s
         self._user_agent = user_agent(run)
         self._endpoint = endpoint
         self._credentials = credentials
@@ -162,7 +164,7 @@ class ObstoreClient:
         """Connections end with the object: obstore has no call for it."""
         # Its threads let go of Python objects a moment after a result is here. A process that ends in that moment is aborted by them
         # (3 of 40 that ended at once, none of 40 that waited), and there is nothing to wait for but the time.
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(self._settle_s)
 
 
 def _fault(error: Exception) -> RequestFault:

@@ -12,6 +12,7 @@ from storage.objects.s3.aioboto3_client import Aioboto3Client, credentials_for
 from storage.objects.s3.credentials import FIND_S_MAX
 from storage.objects.s3.endpoint import resolve_endpoint
 from storage.objects.s3.faults import NoCredentials
+from storage.objects.s3.limits import DEFAULT_LIMITS, S3Limits
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.obstore_client import ObstoreClient
@@ -21,7 +22,13 @@ S3ClientName = Literal["obstore", "aioboto3"]
 
 
 async def open_s3(
-    location: S3Location, *, client: S3ClientName, clock: Clock, chance: random.Random, telemetry: Telemetry
+    location: S3Location,
+    *,
+    client: S3ClientName,
+    clock: Clock,
+    chance: random.Random,
+    telemetry: Telemetry,
+    limits: S3Limits = DEFAULT_LIMITS,
 ) -> S3ObjectStore:
     """The store; close it in the end. Sends no request to it: `probe` tells whether it can be used.
 
@@ -34,17 +41,25 @@ async def open_s3(
     authorities = read_authorities(endpoint.ca) if endpoint.ca is not None and endpoint.is_https else None
     credentials = credentials_for(endpoint, os.environ, clock=clock)
     meter = RequestMeter(telemetry, root=location.root)
-    control = Aioboto3Client(endpoint, credentials=credentials, meter=meter, run=telemetry.run)
+    control = Aioboto3Client(endpoint, credentials=credentials, meter=meter, run=telemetry.run, limits=limits)
     try:
         await credentials.current(within_s=FIND_S_MAX)
         data = (
             control
             if client == "aioboto3"
-            else ObstoreClient(endpoint, credentials=credentials, meter=meter, authorities=authorities, run=telemetry.run)
+            else ObstoreClient(endpoint, credentials=credentials, meter=meter, authorities=authorities, run=telemetry.run, limits=limits)
         )
     except NoCredentials as fault:
         await control.close()
         raise Unavailable(str(fault)) from fault
     return S3ObjectStore(
-        location, endpoint, data=data, control=control, credentials=credentials, clock=clock, chance=chance, telemetry=telemetry
+        location,
+        endpoint,
+        data=data,
+        control=control,
+        credentials=credentials,
+        clock=clock,
+        chance=chance,
+        telemetry=telemetry,
+        limits=limits,
     )

@@ -15,17 +15,18 @@ from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
 from services.versitygw import S3Server, running_s3
 from storage.errors import AlreadyExists, Unavailable
-from storage.objects.s3 import object_store
 from storage.objects.s3.backoff import Backoff
 from storage.objects.s3.faults import RequestFault
+from storage.objects.s3.limits import DEFAULT_LIMITS, S3Limits
 from storage.objects.s3.location import S3Location, parse_s3_url
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName, open_s3
 
 
 @asynccontextmanager
-async def opened(location: S3Location, client: S3ClientName) -> AsyncIterator[S3ObjectStore]:
-    store = await open_s3(location, client=client, clock=SystemClock(), chance=random.Random(1), telemetry=Telemetry())
+async def opened(location: S3Location, client: S3ClientName, *, limits: S3Limits = DEFAULT_LIMITS) -> AsyncIterator[S3ObjectStore]:
+    clock, chance = SystemClock(), random.Random(1)
+    store = await open_s3(location, client=client, clock=clock, chance=chance, telemetry=Telemetry(), limits=limits)
     try:
         yield store
     finally:
@@ -72,9 +73,8 @@ async def test_a_server_that_stands_still_delays_calls_and_changes_nothing(
 ) -> None:
     body = random.Random(1).randbytes(100_000)
     with running_s3(tmp_path) as server:
-        async with opened(location(server, "pause"), client) as store:
+        async with opened(location(server, "pause"), client, limits=S3Limits(attempt_s=1.0)) as store:
             await store.put_if_absent("wal/0", [body])
-            monkeypatch.setattr(object_store, "ATTEMPT_S", 1.0)
             await asyncio.to_thread(server.pause)
 
             tried_again = asyncio.Event()

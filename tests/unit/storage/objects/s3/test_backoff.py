@@ -2,13 +2,22 @@ import asyncio
 import random
 
 from sim.loop import VirtualClock, VirtualLoop
-from storage.objects.s3.backoff import PAUSE_FIRST_S, PAUSE_S_MAX, Backoff
+from storage.objects.s3.backoff import PAUSE_FIRST_S, Backoff
+
+PAUSE_S_MAX = 3.0
 
 
 def pauses(*, patience_s: float, tries_max: int, seed: int = 1) -> list[float]:
     async def main() -> list[float]:
         clock = VirtualClock(asyncio.get_running_loop())
-        backoff = Backoff(clock=clock, chance=random.Random(seed), patience_s=patience_s, tries_max=tries_max, signed_with=None)
+        backoff = Backoff(
+            clock=clock,
+            chance=random.Random(seed),
+            patience_s=patience_s,
+            tries_max=tries_max,
+            pause_s_max=PAUSE_S_MAX,
+            signed_with=None,
+        )
         found = []
         while True:
             began_s = clock.monotonic_s()

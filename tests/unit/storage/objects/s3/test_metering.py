@@ -12,7 +12,7 @@ from storage.errors import AlreadyExists, EndsEarly, NotFound, OutcomeUnknown, U
 from storage.objects.requests import caused_by
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName
-from tests.kit.opened_s3 import hurry, in_three_parts, opened
+from tests.kit.opened_s3 import IN_THREE_PARTS, SMALL_PARTS, hurry, opened
 from tests.kit.scripted_s3 import LOST, Reply, Request, ScriptedS3, error
 
 FREE = {
@@ -38,7 +38,7 @@ def telemetry() -> Telemetry:
 
 @pytest.fixture
 async def store(server: ScriptedS3, client: S3ClientName, telemetry: Telemetry) -> AsyncIterator[S3ObjectStore]:
-    async with opened(server.endpoint, client, prefix="logs/a", telemetry=telemetry) as store:
+    async with opened(server.endpoint, client, prefix="logs/a", telemetry=telemetry, limits=SMALL_PARTS) as store:
         yield store
 
 
@@ -93,13 +93,11 @@ def answer(reply: Reply) -> str:
     return "4xx_free" if any(code.encode() in reply.body for code in FREE) else "4xx"
 
 
-async def test_each_kind_of_request_is_counted_as_what_it_is(
-    store: S3ObjectStore, server: ScriptedS3, telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_each_kind_of_request_is_counted_as_what_it_is(store: S3ObjectStore, server: ScriptedS3, telemetry: Telemetry) -> None:
     await store.put_if_absent("wal/1", [b"abc", b"d"])
     with pytest.raises(AlreadyExists):
         await store.put_if_absent("wal/1", [b"other"])
-    await store.put_if_absent("segments/s", [in_three_parts(monkeypatch)])
+    await store.put_if_absent("segments/s", [IN_THREE_PARTS])
     await store.put_if_absent("forebay-cluster.json", [b"{}"])
     assert bytes(await store.get_range("wal/1", 1, 3)) == b"bc"
     await store.get_parts("segments/s", 0, 1000, part_bytes=100)
@@ -192,11 +190,9 @@ async def test_a_lost_reply_to_a_put_is_read_back_and_that_is_said(store: S3Obje
     }
 
 
-async def test_parts_that_fail_are_repeated_alone_and_counted(
-    store: S3ObjectStore, server: ScriptedS3, telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_parts_that_fail_are_repeated_alone_and_counted(store: S3ObjectStore, server: ScriptedS3, telemetry: Telemetry) -> None:
     server.answer("PUT", error(500, "InternalError"), when=lambda request: request.query.get("partNumber") == "2")
-    body = in_three_parts(monkeypatch)
+    body = IN_THREE_PARTS
 
     with caused_by("compaction"):
         await store.put_if_absent("segments/1", [body])

@@ -4,21 +4,23 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
 from runtime.frames import Account, make_frame
 from runtime.telemetry import Telemetry
 from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, Unavailable
-from storage.objects.s3 import object_store
+from storage.objects.s3.limits import S3Limits
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName
 from storage.vocabulary import Buffer
 from tests.kit.collector import no_collector
-from tests.kit.opened_s3 import hurry, in_three_parts, opened
+from tests.kit.opened_s3 import IN_THREE_PARTS, QUICK, SMALL_PARTS, hurry, opened
 from tests.kit.scripted_s3 import LOST, Reply, Request, ScriptedS3, error
 
 SOON_S = 25.0
+IMPATIENT = replace(QUICK, attempt_s=1.0)
 KEY = "wal/1"
 BODY = random.Random(1).randbytes(100_000)
 BUSY = [error(503, "SlowDown"), error(503), error(429), error(500, "InternalError"), error(502), error(504)]
@@ -35,8 +37,14 @@ def telemetry() -> Telemetry:
 
 
 @pytest.fixture
-async def store(server: ScriptedS3, client: S3ClientName, telemetry: Telemetry) -> AsyncIterator[S3ObjectStore]:
-    async with opened(server.endpoint, client, telemetry=telemetry) as store:
+def limits(request: pytest.FixtureRequest) -> S3Limits:
+    """Of the store; a test that takes an object `in_parts` has small parts."""
+    return SMALL_PARTS if "in_parts" in request.fixturenames else QUICK
+
+
+@pytest.fixture
+async def store(server: ScriptedS3, client: S3ClientName, telemetry: Telemetry, limits: S3Limits) -> AsyncIterator[S3ObjectStore]:
+    async with opened(server.endpoint, client, telemetry=telemetry, limits=limits) as store:
         yield store
 
 
@@ -70,7 +78,7 @@ async def test_a_put_that_a_proxy_gave_up_may_be_under_way_behind_it(store: S3Ob
 
     with pytest.raises(OutcomeUnknown, match="may still take effect"):
         await store.put_if_absent(KEY, [BODY])
-    assert server.count("PUT") == object_store.TRIES_MAX
+    assert server.count("PUT") == QUICK.tries_max
 
 
 @pytest.mark.parametrize("reply", [error(503, "SlowDown"), error(429), error(500, "InternalError")], ids=lambda reply: str(reply.status))
@@ -81,15 +89,14 @@ async def test_a_store_that_stays_busy_is_unavailable_after_a_bounded_number_of_
 
     with pytest.raises(Unavailable, match=str(reply.status)):
         await store.put_if_absent(KEY, [BODY])
-    assert server.count("PUT") == object_store.TRIES_MAX
+    assert server.count("PUT") == QUICK.tries_max
 
 
+@pytest.mark.parametrize("limits", [replace(QUICK, tries_max=100_000, read_tries_max=100_000)], ids=["patient"])
 @pytest.mark.parametrize("op", ["PUT", "GET"])
 async def test_who_gives_up_a_request_that_is_tried_again_finds_noted_what_it_failed_with(
-    store: S3ObjectStore, server: ScriptedS3, monkeypatch: pytest.MonkeyPatch, op: str
+    store: S3ObjectStore, server: ScriptedS3, op: str
 ) -> None:
-    monkeypatch.setattr(object_store, "TRIES_MAX", 100_000)
-    monkeypatch.setattr(object_store, "READ_TRIES_MAX", 100_000)
     server.answer(op, error(503, "SlowDown"), times=100_000)
 
     async def given_up() -> list[str]:
@@ -161,10 +168,9 @@ async def test_a_put_that_took_effect_before_an_error_was_answered_succeeds(stor
     assert server.objects == {KEY: BODY}
 
 
+@pytest.mark.parametrize("limits", [IMPATIENT], ids=["impatient"])
 @pytest.mark.parametrize("takes_effect", [False, True])
-async def test_a_put_without_an_answer_is_sent_again(
-    store: S3ObjectStore, server: ScriptedS3, monkeypatch: pytest.MonkeyPatch, takes_effect: bool
-) -> None:
+async def test_a_put_without_an_answer_is_sent_again(store: S3ObjectStore, server: ScriptedS3, takes_effect: bool) -> None:
     async def hang(request: Request) -> Reply | None:
         if request.method != "PUT" or server.count("PUT") > 1:
             return None
@@ -175,7 +181,6 @@ async def test_a_put_without_an_answer_is_sent_again(
 
     # Opening a client takes its time, too.
     assert [stat async for stat in store.list("")] == []
-    monkeypatch.setattr(object_store, "ATTEMPT_S", 1.0)
     server.add(hang)
     await store.put_if_absent(KEY, [BODY])
 
@@ -313,7 +318,7 @@ async def test_a_body_that_is_always_cut_short_is_unavailable(store: S3ObjectSto
 
     with pytest.raises(Unavailable, match=KEY):
         await read(store, 0, len(BODY))
-    assert server.count("GET") <= 2 * object_store.READ_TRIES_MAX
+    assert server.count("GET") <= 2 * QUICK.read_tries_max
 
 
 @pytest.mark.parametrize("reply", BUSY, ids=lambda reply: f"{reply.status}-{len(reply.body)}")
@@ -334,9 +339,8 @@ async def test_only_an_absent_object_is_not_found(store: S3ObjectStore, read: Re
         await read(store, 0, 10)
 
 
-async def test_a_read_without_an_answer_is_sent_again(
-    store: S3ObjectStore, read: Read, server: ScriptedS3, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("limits", [IMPATIENT], ids=["impatient"])
+async def test_a_read_without_an_answer_is_sent_again(store: S3ObjectStore, read: Read, server: ScriptedS3) -> None:
     async def hang(request: Request) -> Reply | None:
         if server.count("GET") > 2:
             return None
@@ -346,7 +350,6 @@ async def test_a_read_without_an_answer_is_sent_again(
     server.objects[KEY] = BODY
     # Opening a client takes its time, too.
     assert [stat.key async for stat in store.list("")] == [KEY]
-    monkeypatch.setattr(object_store, "ATTEMPT_S", 1.0)
     server.add(hang)
 
     assert await read(store, 5, 10) == BODY[5:10]
@@ -496,8 +499,8 @@ async def test_a_delete_whose_reply_was_lost_is_sent_again(store: S3ObjectStore,
 
 
 @pytest.fixture
-def in_parts(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    return in_three_parts(monkeypatch)
+def in_parts() -> bytes:
+    return IN_THREE_PARTS
 
 
 async def test_a_large_object_goes_in_parts_and_a_failed_part_again(store: S3ObjectStore, server: ScriptedS3, in_parts: bytes) -> None:
@@ -567,10 +570,10 @@ async def test_where_parts_are_refused_a_large_object_goes_in_one(
     assert sum("uploads" in request.query for request in server.requests) == began == 1, "it is not sent in parts again"
 
 
+@pytest.mark.parametrize("limits", [replace(SMALL_PARTS, put_bytes_max=len(IN_THREE_PARTS) - 1)], ids=["small puts"])
 async def test_one_larger_than_a_put_may_be_is_refused_with_what_was_said_of_its_parts(
-    store: S3ObjectStore, server: ScriptedS3, in_parts: bytes, monkeypatch: pytest.MonkeyPatch
+    store: S3ObjectStore, server: ScriptedS3, in_parts: bytes
 ) -> None:
-    monkeypatch.setattr(object_store, "PUT_BYTES_MAX", len(in_parts) - 1)
     server.answer("POST", error(400, "InvalidArgument", "no parts here"), times=1_000, when=lambda request: "uploads" in request.query)
 
     with pytest.raises(Unavailable, match="no parts here"):

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from storage.objects.s3.faults import ErrorReply
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName
-from tests.kit.opened_s3 import hurry, opened
+from tests.kit.opened_s3 import QUICK, hurry, opened
 from tests.kit.scripted_s3 import LOST, Reply, Request, ScriptedS3, error
 
 IDENTITY = "as access key AKIA…ESTS (credentials from: env)"
@@ -96,11 +97,11 @@ async def test_a_server_that_is_not_there_is_named(client: S3ClientName) -> None
     assert "onnect" in line
 
 
-async def test_a_server_that_never_answers_is_named(store: S3ObjectStore, server: ScriptedS3, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.objects.s3.object_store.PROBE_PATIENCE_S", 0.4)
+async def test_a_server_that_never_answers_is_named(server: ScriptedS3, client: S3ClientName) -> None:
     server.answer("PUT", Reply(raw=b"HTTP/1.1 200 OK\r\nContent-Le"), times=1_000)
 
-    assert "gave no answer" in await failure(store)
+    async with opened(server.endpoint, client, prefix="root", limits=replace(QUICK, probe_patience_s=0.4)) as store:
+        assert "gave no answer" in await failure(store)
 
 
 async def test_a_store_that_replaces_objects_is_refused_and_left_clean(store: S3ObjectStore, server: ScriptedS3) -> None:

@@ -2,18 +2,20 @@
 
 import itertools
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from storage.errors import OutcomeUnknown, StorageError, Unavailable
 from storage.objects.port import UnfinishedUpload
-from storage.objects.s3 import aioboto3_client
+from storage.objects.s3.limits import S3Limits
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName
-from tests.kit.opened_s3 import hurry, in_three_parts, opened
+from tests.kit.opened_s3 import IN_THREE_PARTS, QUICK, SMALL_PARTS, hurry, opened
 from tests.kit.scripted_s3 import LOST, Reply, Request, ScriptedS3, error, uploads_page
 
 KEY = "wal/1"
+SMALL_PAGES = replace(QUICK, page_objects=2)
 BUSY = error(503, "SlowDown")
 DENIED = error(403, "AccessDenied")
 PERMISSIONS = r"s3:ListBucketMultipartUploads on bucket and s3:AbortMultipartUpload on bucket/\*"
@@ -25,8 +27,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def store(server: ScriptedS3, client: S3ClientName) -> AsyncIterator[S3ObjectStore]:
-    async with opened(server.endpoint, client) as store:
+def limits() -> S3Limits:
+    return QUICK
+
+
+@pytest.fixture
+async def store(server: ScriptedS3, client: S3ClientName, limits: S3Limits) -> AsyncIterator[S3ObjectStore]:
+    async with opened(server.endpoint, client, limits=limits) as store:
         yield store
 
 
@@ -43,11 +50,8 @@ async def test_uploads_are_listed_with_the_time_at_which_they_were_begun(store: 
     assert [one async for one in store.unfinished_uploads("wal/")] == [UnfinishedUpload(KEY, upload, 1_795_244_400_000)]
 
 
-async def test_uploads_of_keys_are_listed_in_pages_without_those_of_other_names(
-    server: ScriptedS3, client: S3ClientName, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(aioboto3_client, "LIST_PAGE_OBJECTS", 2)
-    async with opened(server.endpoint, client, prefix="root") as store:
+async def test_uploads_of_keys_are_listed_in_pages_without_those_of_other_names(server: ScriptedS3, client: S3ClientName) -> None:
+    async with opened(server.endpoint, client, prefix="root", limits=SMALL_PAGES) as store:
         for name in ("root/wal/c", "root/wal/a", "root/wal/b", "root/wal/d e", "root/segments/x", "rooted/wal/x", "wal/x"):
             await store._control.begin_upload(name)
 
@@ -76,8 +80,8 @@ async def test_a_server_that_passes_a_marker_over_shows_no_upload_again(store: S
     assert await unfinished(store, "wal/", start_after=KEY) == [("wal/2", "1")]
 
 
-async def test_uploads_that_a_page_ends_between_show_once_the_first_are_gone(store: S3ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aioboto3_client, "LIST_PAGE_OBJECTS", 2)
+@pytest.mark.parametrize("limits", [SMALL_PAGES], ids=["small pages"])
+async def test_uploads_that_a_page_ends_between_show_once_the_first_are_gone(store: S3ObjectStore) -> None:
     for name in (KEY, KEY, KEY, "wal/2"):
         await store._control.begin_upload(name)
     first = await unfinished(store)
@@ -160,11 +164,12 @@ async def test_an_abort_that_fails_says_whether_anything_happened(
 # Underneath a writer
 
 
+@pytest.mark.parametrize("limits", [SMALL_PARTS], ids=["small parts"])
 @pytest.mark.parametrize("at", ["before the first part", "between two parts", "before the end"])
 async def test_a_put_whose_upload_is_aborted_underneath_stores_nothing_and_may_be_repeated(
-    store: S3ObjectStore, server: ScriptedS3, monkeypatch: pytest.MonkeyPatch, at: str
+    store: S3ObjectStore, server: ScriptedS3, at: str
 ) -> None:
-    body = in_three_parts(monkeypatch)
+    body = IN_THREE_PARTS
     struck = {"before the first part": ("PUT", 1), "between two parts": ("PUT", 2), "before the end": ("POST", 2)}
     method, number = struck[at]
     turns = itertools.count(1)
