@@ -15,7 +15,7 @@ from storage.catalog.store_marker import write_marker
 from storage.catalog.topics import Topics
 from storage.formats.control import Control, Entry, IndexChunk, encode
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
-from storage.limits import PENDING_ENTRIES_MAX
+from storage.log.limits import DEFAULT_LIMITS
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, MetadataStore, Put
 from storage.opening import open_stores
@@ -94,15 +94,15 @@ async def _write_entries(metadata: MetadataStore, partition: PartitionId, entrie
     keys = PartitionKeys(partition)
     (record,) = await metadata.get_many([keys.control])
     assert record is not None
-    pending = tuple(entries[len(entries) // PENDING_ENTRIES_MAX * PENDING_ENTRIES_MAX :])
+    pending = tuple(entries[len(entries) // DEFAULT_LIMITS.pending_entries_max * DEFAULT_LIMITS.pending_entries_max :])
     indexed = entries[: len(entries) - len(pending)]
     ops = [
         Put(
-            keys.index(indexed[begin + PENDING_ENTRIES_MAX - 1].last),
-            encode(IndexChunk(entries=tuple(indexed[begin : begin + PENDING_ENTRIES_MAX]))),
+            keys.index(indexed[begin + DEFAULT_LIMITS.pending_entries_max - 1].last),
+            encode(IndexChunk(entries=tuple(indexed[begin : begin + DEFAULT_LIMITS.pending_entries_max]))),
             None,
         )
-        for begin in range(0, len(indexed), PENDING_ENTRIES_MAX)
+        for begin in range(0, len(indexed), DEFAULT_LIMITS.pending_entries_max)
     ]
     size_bytes = sum(entry.size_bytes for entry in entries)
     control = Control(

@@ -40,6 +40,8 @@ from storage.formats.control import (
 )
 from storage.formats.segment_writer import SegmentWriter
 from storage.log.entry_scan import EntriesMoved, uncompacted_pages
+from storage.log.limits import DEFAULT_LIMITS as DEFAULT_LOG_LIMITS
+from storage.log.limits import LogLimits
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import (
     ABSENT,
@@ -134,6 +136,7 @@ class Compaction:
         claims: Claims | None = None,
         blocking: Blocking | None = None,
         limits: CompactorLimits = DEFAULT_LIMITS,
+        log_limits: LogLimits = DEFAULT_LOG_LIMITS,
     ) -> None:
         """`claims`: those that others share which work at no partition at the same time. `blocking` reads times of records."""
         self._records = Records(metadata, entropy=entropy, limits=limits)
@@ -145,6 +148,7 @@ class Compaction:
         self._policy = policy or CompactionPolicy()
         self._blocking = blocking or InlineBlocking()
         self._limits = limits
+        self._log_limits = log_limits
 
     async def begin(self, partition: PartitionId) -> CompactionTask | CompactionResult:
         """Finish what an earlier attempt has begun; else say what becomes a segment, if one is due. A task keeps the partition claimed."""
@@ -231,7 +235,8 @@ class Compaction:
         carried_bytes_max = max(self._limits.inline_bytes_read_max, self._policy.inline_bytes_due)
         try:
             begin = max(control.compaction_cursor, control.log_start)
-            async with contextlib.aclosing(uncompacted_pages(self._records.metadata, keys, control, begin)) as pages:
+            found = uncompacted_pages(self._records.metadata, keys, control, begin, limits=self._log_limits)
+            async with contextlib.aclosing(found) as pages:
                 async for page in pages:
                     entries += page
                     filled_bytes += sum([entry.size_bytes for entry in page])

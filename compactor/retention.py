@@ -24,6 +24,8 @@ from storage.errors import Unavailable
 from storage.formats.control import Control, EntrySource, LogState, decode_control
 from storage.log.entry_scan import EntriesMoved, entry_pages
 from storage.log.index_chunks import put_chunk
+from storage.log.limits import DEFAULT_LIMITS as DEFAULT_LOG_LIMITS
+from storage.log.limits import LogLimits
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, Delete, Key, MetadataStore, Status, WriteOp
 from storage.vocabulary import PartitionId
@@ -71,12 +73,14 @@ class Retention:
         policy: TidyPolicy | None = None,
         gone: Callable[[Collection[int]], Collection[int]] = nobody,
         limits: CompactorLimits = DEFAULT_LIMITS,
+        log_limits: LogLimits = DEFAULT_LOG_LIMITS,
     ) -> None:
         self._limits = limits
         self._records = Records(metadata, entropy=entropy, limits=limits)
         self._clock = clock
         self._policy = policy or TidyPolicy()
         self._gone = gone
+        self._log_limits = log_limits
         self._looks: dict[PartitionId, _Look] = {}
 
     def is_due(self, partition: PartitionId, control: Control, limits: RetentionLimits) -> bool:
@@ -148,7 +152,8 @@ class Retention:
     async def _pages(self, keys: PartitionKeys, control: Control) -> AsyncGenerator[list[EntrySource], None]:
         """The entries from log_start on, each page within the deadline."""
         timeout_s = self._limits.call_timeout_s
-        async with contextlib.aclosing(entry_pages(self._records.metadata, keys, control, control.log_start)) as pages:
+        found = entry_pages(self._records.metadata, keys, control, control.log_start, limits=self._log_limits)
+        async with contextlib.aclosing(found) as pages:
             while True:
                 try:
                     async with asyncio.timeout(timeout_s):

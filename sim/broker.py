@@ -40,6 +40,7 @@ from storage.errors import StorageError
 from storage.formats.levels import LEVEL_MAX
 from storage.log.batcher import FlushSettings
 from storage.log.inline import InlineSettings
+from storage.log.limits import LogLimits
 from storage.log.parts import open_log
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.version_watch import VersionWatch
@@ -84,6 +85,7 @@ class Ground:
     """What brokers let their commits carry, in turn."""
     fetch_limits: FetchLimits
     compactor_limits: CompactorLimits
+    log_limits: LogLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +275,7 @@ class SimBroker:
             producer_expiration_ms=self._ground.producer_expiration_ms,
             doubt=self._watched.doubt,
             former=topics.former,
+            limits=self._ground.log_limits,
         )
         marks = CommitMarks(self._objects, commits=self._watched.commits, broker_id=lambda: life.broker_id, ids=ids, clock=clock)
         nursery.spawn(self._mark(marks), name="commit-marks")

@@ -286,6 +286,7 @@ class SimCompactor:
             policy=policy,
             entropy=self._chance.randbytes,
             limits=self._ground.compactor_limits,
+            log_limits=self._ground.log_limits,
         )
 
     def _round(self, compaction: Compaction, objects: RangeSource, clock: VirtualClock, policy: RoundPolicy | None = None) -> Round:

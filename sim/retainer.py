@@ -61,7 +61,15 @@ class SimRetainer:
         limits = ground.compactor_limits
         self._gone = GoneBrokers(self._metadata, clock=clock, limits=limits)
         self._session: Session | None = None
-        self._retention = Retention(self._metadata, clock, chance.randbytes, policy=policy, gone=self._gone.among, limits=limits)
+        self._retention = Retention(
+            self._metadata,
+            clock,
+            chance.randbytes,
+            policy=policy,
+            gone=self._gone.among,
+            limits=limits,
+            log_limits=ground.log_limits,
+        )
 
     async def work(self) -> None:
         """Until cancelled."""

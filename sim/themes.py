@@ -12,20 +12,20 @@ from compactor.limits import CompactorLimits
 from sim.faults import PROFILES, Fault, Profile, Temper
 from sim.idempotent import Style
 from sim.limits import (
-    FORGETFUL,
-    IMPATIENT,
-    SHORT_DEADLINES,
-    SHORTEST_WAIT,
-    SMALL,
     SMALL_FETCHES,
-    TIGHT,
-    Limit,
+    forgetful_log,
+    impatient_log,
     short_deadlines_compactor,
+    short_deadlines_log,
+    shortest_wait_log,
     small_compactor,
+    small_log,
+    tight_log,
 )
 from sim.producers import START_S_MAX
 from sim.weather import CHURN, KINDS, OUTAGES, UNTIMED
 from storage.log.decide import PRODUCER_EXPIRATION_MS
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 
 KIND_KEPT_RATE: Final = 0.7
 SLUGGISH_RATE: Final = 0.3
@@ -61,13 +61,13 @@ class Theme:
     """
 
     name: str
-    limits: tuple[Limit, ...]
     fetch_limits: FetchLimits
     crowd: Crowd
     kinds: tuple[str, ...]
     weather_s: float
     metadata: Temper
     objects: Temper
+    log_limits: LogLimits = DEFAULT_LIMITS
     is_wide: bool = False
     has_fleeting: bool = False
     has_leaders: bool = False
@@ -116,11 +116,11 @@ def _usual(chance: random.Random, profile: Profile) -> Theme:
     is_forgetful = chance.random() < 0.3
     is_small = chance.random() < 0.6
     has_short_deadlines = bool(profile.rate_max) and chance.random() < 0.4
-    limits: tuple[Limit, ...] = SMALL if is_small else ()
-    limits += FORGETFUL if is_forgetful else ()
-    limits += SHORT_DEADLINES if has_short_deadlines else ()
     compactor = small_compactor(COMPACTOR_LIMITS) if is_small else COMPACTOR_LIMITS
     compactor = short_deadlines_compactor(compactor) if has_short_deadlines else compactor
+    log = small_log(DEFAULT_LIMITS) if is_small else DEFAULT_LIMITS
+    log = forgetful_log(log) if is_forgetful else log
+    log = short_deadlines_log(log) if has_short_deadlines else log
     crowd = chance.choice(
         (
             Crowd(chance.randint(2, 4), 16),
@@ -134,13 +134,13 @@ def _usual(chance: random.Random, profile: Profile) -> Theme:
     sluggish = Temper(profile, is_sluggish=True) if chance.random() < SLUGGISH_RATE else Temper(profile)
     return Theme(
         "usual",
-        limits,
         SMALL_FETCHES if is_small else DEFAULT_FETCH_LIMITS,
         crowd,
         kinds,
         profile.weather_s,
         metadata=sluggish,
         objects=Temper(profile),
+        log_limits=log,
         is_wide=is_forgetful,
         has_fleeting=bool(profile.weather_s) and chance.random() < 0.3,
         compactor=compactor,
@@ -152,8 +152,8 @@ def _spilling(usual: Theme) -> Theme:
     return replace(
         usual,
         name="spilling",
-        limits=_with(SMALL + TIGHT, usual.limits),
         fetch_limits=SMALL_FETCHES,
+        log_limits=tight_log(small_log(usual.log_limits)),
         crowd=Crowd(9, 24, 1.0, (0.02,), is_narrow=True),
         metadata=replace(usual.metadata, is_sluggish=True, rates={Fault.SLOW: SPILL_SLOW_RATE}),
         has_fleeting=False,
@@ -166,8 +166,8 @@ def _passing(usual: Theme) -> Theme:
     return replace(
         usual,
         name="passing",
-        limits=_with(SMALL, SHORT_DEADLINES),
         fetch_limits=SMALL_FETCHES,
+        log_limits=short_deadlines_log(small_log(DEFAULT_LIMITS)),
         crowd=Crowd(24, 4, 1.0, (0.02, 0.3, 8.0), is_narrow=True, start_s_max=60.0, delivery_timeout_s=DELIVERY_TIMEOUT_S),
         kinds=UNTIMED,
         weather_s=usual.weather_s * 2,
@@ -185,8 +185,8 @@ def _churning(chance: random.Random, usual: Theme) -> Theme:
     return replace(
         usual,
         name="churning",
-        limits=_with(SMALL, IMPATIENT),
         fetch_limits=SMALL_FETCHES,
+        log_limits=impatient_log(small_log(DEFAULT_LIMITS)),
         crowd=Crowd(chance.randint(4, 6), 40, 0.1, (0.1, 0.3)),
         kinds=CHURN,
         weather_s=usual.weather_s / CHURN_HASTE,
@@ -204,8 +204,8 @@ def _stubborn(usual: Theme) -> Theme:
     return replace(
         usual,
         name="stubborn",
-        limits=SHORTEST_WAIT,
         fetch_limits=DEFAULT_FETCH_LIMITS,
+        log_limits=shortest_wait_log(DEFAULT_LIMITS),
         crowd=Crowd(8, 6, 1.0, (0.02,), is_narrow=True),
         kinds=OUTAGES,
         metadata=Temper(PROFILES["none"]),
@@ -216,7 +216,3 @@ def _stubborn(usual: Theme) -> Theme:
         styles=(Style.EAGER,),
         compactor=short_deadlines_compactor(COMPACTOR_LIMITS),
     )
-
-
-def _with(limits: tuple[Limit, ...], others: tuple[Limit, ...]) -> tuple[Limit, ...]:
-    return limits + tuple(limit for limit in others if limit not in limits)

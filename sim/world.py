@@ -20,7 +20,6 @@ from sim.faults import FaultPlan, ObjectFaults
 from sim.fsck import Floor, fsck, left_behind
 from sim.history import History
 from sim.idempotent import IdempotentProducer
-from sim.limits import lowered
 from sim.loop import Deadlock, VirtualClock, VirtualLoop
 from sim.objects import KeptObjects
 from sim.places import Place
@@ -96,7 +95,6 @@ def run_seed(plan: Plan, *, show: Callable[[str], None] | None = None) -> Report
         stack.enter_context(capture_logs())
         stack.enter_context(no_collection_of_cycles())
         stack.enter_context(stable_order())
-        stack.enter_context(lowered(theme.limits))
         runner = stack.enter_context(asyncio.Runner(loop_factory=lambda: loop))
         try:
             runner.run(_World(plan, theme, chance, history, loop).run())
@@ -178,6 +176,7 @@ class _World:
                 inline=inline_of(self._seed),
                 fetch_limits=self._theme.fetch_limits,
                 compactor_limits=self._theme.compactor,
+                log_limits=self._theme.log_limits,
             )
             self._ground = ground
             for broker_id in range(1, self._count + 1):

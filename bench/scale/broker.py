@@ -19,6 +19,7 @@ from storage.limits import MIB
 from storage.log.batch import Append, Batch
 from storage.log.batcher import FlushSettings
 from storage.log.inline import InlineSettings
+from storage.log.limits import LogLimits
 from storage.log.partition import PartitionLog
 from storage.log.parts import LogParts, open_log
 from storage.log.segments import Elsewhere
@@ -36,6 +37,10 @@ DRIFT: Final = 0.1
 
 class RefusedBatch(Exception):
     """A run in which a batch was not appended measures something else."""
+
+
+WITHOUT_RESERVES: Final = LogLimits(larger_commits_kept_max=1)
+"""What a broker keeps for a pause of its partitions is spent within seconds of a steady load, and a run is shorter than that."""
 
 
 class ScaledBroker:
@@ -68,6 +73,7 @@ class ScaledBroker:
             chance=self.chance,
             nursery=nursery,
             telemetry=telemetry,
+            limits=WITHOUT_RESERVES,
         )
         self.waiters = Waiters(
             metadata=metadata,

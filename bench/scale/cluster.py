@@ -15,10 +15,9 @@ from broker.leadership import Asker, Question, leadership_of
 from runtime.supervision import Nursery
 from sim.batches import encode as encode_batch
 from sim.determinism import stable_order
-from sim.limits import Limit, lowered
 from sim.loop import VirtualClock, VirtualLoop
 from storage.formats.control import Control, Entry, encode
-from storage.limits import PENDING_ENTRIES_MAX
+from storage.log.limits import DEFAULT_LIMITS
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Put
@@ -85,7 +84,7 @@ class ScaledCluster:
         batches = bytes(self.template) if is_small else ((0, load.batch_bytes),)
         ops = []
         for partition in range(self._shape.partitions):
-            count = self._chance.randint(1, PENDING_ENTRIES_MAX)
+            count = self._chance.randint(1, DEFAULT_LIMITS.pending_entries_max)
             entries = tuple(
                 [Entry(n * 10, n * 10 + 9, ObjectId("0" * 26), batches, 1_000, 1_000) for n in range(count)],
             )
@@ -129,15 +128,10 @@ class ScaledCluster:
             broker.submit(chance.choice(partitions), self.template, load.batch_records, check_appended)
 
 
-WITHOUT_RESERVES: Final = (Limit("storage.log.inline", "LARGER_KEPT_MAX", 1),)
-"""What a broker keeps for a pause of its partitions is spent within seconds of a steady load, and a run is shorter than that."""
-
-
 def measure(shape: Shape, seconds: float, settings: ScaleSettings = SETTINGS) -> Measured:
     """Run one cluster for so long in virtual time. Raise `RefusedBatch`. Must not be called from a running loop."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(stable_order())
-        stack.enter_context(lowered(WITHOUT_RESERVES))
         runner = stack.enter_context(asyncio.Runner(loop_factory=VirtualLoop))
         return runner.run(_measure(shape, seconds, settings))
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from bench.scale.loads import ANY_BROKER, ScaleSettings, Shape
-from storage.limits import BLOCK_BYTES, PENDING_ENTRIES_MAX
-from storage.log.inline import CARRIED_AT_ONCE_MAX
+from storage.limits import BLOCK_BYTES
+from storage.log.limits import DEFAULT_LIMITS
 
 MISS_MAX: Final = 0.15
 EVENTS_MIN: Final = 200
@@ -50,7 +50,7 @@ def flow(shape: Shape, settings: ScaleSettings) -> Flow:
     lone_per_s = 0.0
     if load.batch_bytes <= settings.inline_bytes:
         lone_per_s = min(batches_per_s, settings.inline_commits_per_s)
-        if (batches_per_s - lone_per_s) * settings.flush_interval_s <= CARRIED_AT_ONCE_MAX:
+        if (batches_per_s - lone_per_s) * settings.flush_interval_s <= DEFAULT_LIMITS.carried_at_once_max:
             lone_per_s = batches_per_s  # what exceeds the budget waits for a flush, which stores no object
     gathered_per_s = batches_per_s - lone_per_s
     if not gathered_per_s:
@@ -78,7 +78,7 @@ def _collisions(shape: Shape, settings: ScaleSettings) -> float:
 
 
 def _write_ops(shape: Shape, settings: ScaleSettings) -> float:
-    return _commits(shape, settings) * (1 + 1 / PENDING_ENTRIES_MAX)
+    return _commits(shape, settings) * (1 + 1 / DEFAULT_LIMITS.pending_entries_max)
 
 
 def _write_requests(shape: Shape, settings: ScaleSettings) -> float:

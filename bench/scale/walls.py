@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bench.scale.loads import ANY_BROKER, Shape
-from storage.log.partition import PARTITIONS_BYTES_MAX
+from storage.log.limits import DEFAULT_LIMITS
 
 OXIA_PUTS_PER_S: Final = ((1, 7_000.0), (10, 34_000.0), (100, 86_000.0), (500, 106_500.0))
 """Puts in a request, and puts per second of one server with four shards, asked by one asyncio process; the middles of ranges."""
@@ -96,7 +96,7 @@ def _reads(shape: Shape, per_s: Figures, _costs: MeasuredCosts) -> float:
 
 
 def _memory(shape: Shape, _per_s: Figures, costs: MeasuredCosts) -> float:
-    return shape.partitions_written * costs.partition_bytes / PARTITIONS_BYTES_MAX
+    return shape.partitions_written * costs.partition_bytes / DEFAULT_LIMITS.partitions_bytes_max
 
 
 def _writers(shape: Shape, _per_s: Figures, costs: MeasuredCosts) -> float:

@@ -25,7 +25,6 @@ import msgspec
 from runtime.ulid import decode_ulid
 from storage.errors import Corrupt
 from storage.formats.refusal import UNDECODABLE, newer, undecodable
-from storage.limits import CONTROL_BYTES_MAX, PENDING_ENTRIES_MAX
 from storage.vocabulary import ObjectId
 
 FMT: Final = 1
@@ -278,9 +277,6 @@ def _decode(decoder: msgspec.json.Decoder[T], data: bytes, path: str, *, known: 
     if value.fmt > known:
         raise newer(value.fmt, known=known, path=path)
     return value
-
-
-assert PENDING_ENTRIES_MAX * 160 < CONTROL_BYTES_MAX, "a full ring of one-span entries fits the control record"
 
 
 def entries_bytes(entries: Sequence[Entry]) -> int:

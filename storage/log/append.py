@@ -29,9 +29,6 @@ from storage.log.batcher import FlushSettings, LastFlush, OpenFlush, Trigger
 from storage.log.carried import Carried
 from storage.log.commit import Committer, after_lost
 from storage.log.inline import (
-    CARRIED_AT_ONCE_MAX,
-    LARGER_KEPT_MAX,
-    LARGER_PER_S,
     CommitBudget,
     Gathers,
     InlineSettings,
@@ -41,6 +38,7 @@ from storage.log.inline import (
     why_gathered,
 )
 from storage.log.lane import Commit, InFlight, enter, join, note_larger
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog
 from storage.log.tracing import Tracing
 from storage.log.upload import Uploader
@@ -75,9 +73,6 @@ TURNS_MAX: Final = 3
 """Turns of the loop that commits wait for others, while each brings some: requests of one client arrive in several, and each transaction of
 the metadata store costs as much as several commits.
 """
-OVERDUE_CHECK_S: Final = 1.0
-COMMIT_TIMEOUT_S: Final = 30.0
-"""From sealing on; the default request.timeout.ms of Java producers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,14 +106,20 @@ class Appender:
         nursery: Nursery,
         telemetry: Telemetry,
         tracing: Tracing | None = None,
+        limits: LogLimits = DEFAULT_LIMITS,
     ) -> None:
         """`may_write_inline`: whether every broker can read inline entries by now. `tracing` hears of flushes."""
+        self._limits = limits
+        self._carried_at_once_max = limits.carried_at_once_max
+        self._commit_timeout_s = limits.commit_timeout_s
+        self._overdue_check_s = limits.overdue_check_s
+        self._quiet_bytes_min = limits.quiet_bytes_min
         self._tracing = tracing
         self._settings = settings
         self._inline = inline
         self._may_write_inline = may_write_inline
         self._budget = CommitBudget(inline.commits_per_s)
-        self._larger_budget = CommitBudget(LARGER_PER_S, kept_max=LARGER_KEPT_MAX)
+        self._larger_budget = CommitBudget(limits.larger_commits_per_s, kept_max=limits.larger_commits_kept_max)
         self._carried = carried
         self._carrying: list[Commit] = []
         self._begun_in_turn = 0
@@ -140,7 +141,7 @@ class Appender:
         self._in_flight = sealer.in_flight
         self._overdue_check: asyncio.TimerHandle | None = None
         self._waiting: dict[Flush, None] = {}
-        self._places = UploadPlaces(on_free=self._on_free_place)
+        self._places = UploadPlaces(on_free=self._on_free_place, limits=limits)
         flushes = telemetry.counter(FLUSHES)
         self._flushes = Children[Trigger, Counter](lambda trigger: flushes.labels(trigger.value))
         self._flush_bytes = telemetry.counter(FLUSH_BYTES)
@@ -156,7 +157,7 @@ class Appender:
 
     def submit(self, log: PartitionLog, batch: Batch, *, together: int = 1) -> None:
         """Take a checked batch, one of `together` that arrived in one request. Its result comes through `batch.append`: always, and within
-        COMMIT_TIMEOUT_S of being sealed.
+        `commit_timeout_s` of being sealed.
         """
         if self._refused is not None:
             batch.settle(Unavailable(self._refused))
@@ -182,18 +183,18 @@ class Appender:
     def _carry(self, log: PartitionLog, batch: Batch, together: int) -> Gathers | None:
         """Let a commit carry the batch, or say why it has to be gathered."""
         lane = log.lane
-        if together > CARRIED_AT_ONCE_MAX:
+        if together > self._carried_at_once_max:
             return Gathers.MANY  # the first of them in commits and the rest in an object would cost both
-        last = joined(lane, batch, self._inline)
+        last = joined(lane, batch, self._inline, self._limits)
         now_s = self._clock.monotonic_s()
-        reason = why_gathered(lane, batch, last, self._inline, now_s)
+        reason = why_gathered(lane, batch, last, self._inline, now_s, self._limits)
         if reason is not None:
             return reason
         if self._is_stopped or not self._may_write_inline():
             return Gathers.OFF
         if self._carried.is_full:
             return Gathers.UNCOMPACTED
-        if last is None and self._begun_in_turn >= CARRIED_AT_ONCE_MAX:
+        if last is None and self._begun_in_turn >= self._carried_at_once_max:
             return Gathers.MANY
         is_larger = becomes_larger(batch, last, self._inline)
         if (is_larger and not self._larger_budget.take(now_s)) or (last is None and not self._budget.take(now_s)):
@@ -205,7 +206,7 @@ class Appender:
             self._inline_bytes.inc(batch.size_bytes)
             self._carried.add(log, batch.size_bytes)
             return None
-        self._begin_carrying([self._sealer.carry(log, [batch], deadline_s=now_s + COMMIT_TIMEOUT_S)])
+        self._begin_carrying([self._sealer.carry(log, [batch], deadline_s=now_s + self._commit_timeout_s)])
         return None
 
     def _begin_carrying(self, commits: list[Commit]) -> None:
@@ -222,7 +223,7 @@ class Appender:
 
     def _run_carrying(self, count_before: int, turns_left: int) -> None:
         self._begun_in_turn = 0
-        if turns_left and count_before < len(self._carrying) < CARRIED_AT_ONCE_MAX:
+        if turns_left and count_before < len(self._carrying) < self._carried_at_once_max:
             asyncio.get_running_loop().call_soon(self._run_carrying, len(self._carrying), turns_left - 1)
             return
         commits, self._carrying = self._carrying, []
@@ -276,7 +277,7 @@ class Appender:
         """Look again when the flush may have become due by quiet. One timer looks at many batches: it is set anew only when it becomes due
         sooner, as an echo does.
         """
-        quiet_s = self._open.quiet_s(self._settings, self._last)
+        quiet_s = self._open.quiet_s(self._settings, self._last, quiet_bytes_min=self._quiet_bytes_min)
         if quiet_s is None or self._timer is None:
             return
         if self._quiet_timer is not None:
@@ -288,7 +289,7 @@ class Appender:
 
     def _on_quiet(self) -> None:
         self._quiet_timer = None
-        quiet_s = self._open.quiet_s(self._settings, self._last)
+        quiet_s = self._open.quiet_s(self._settings, self._last, quiet_bytes_min=self._quiet_bytes_min)
         if quiet_s is None or self._timer is None:
             return
         if quiet_s > self._clock.monotonic_s():
@@ -320,10 +321,10 @@ class Appender:
         gathered, self._open = self._open, OpenFlush()
         now_s = self._last.began_s = self._clock.monotonic_s()
         if trigger is Trigger.TIME and self._is_small(gathered):
-            if commits := self._sealer.carry_all(gathered, deadline_s=now_s + COMMIT_TIMEOUT_S):
+            if commits := self._sealer.carry_all(gathered, deadline_s=now_s + self._commit_timeout_s):
                 self._begin_carrying(commits)
             return
-        flush = self._sealer.seal(gathered, deadline_s=now_s + COMMIT_TIMEOUT_S)
+        flush = self._sealer.seal(gathered, deadline_s=now_s + self._commit_timeout_s)
         if not flush.commits:
             return  # all of it was refused meanwhile
         self._flushes[trigger].inc()
@@ -338,7 +339,7 @@ class Appender:
         slice_bytes_max, now_s = self._inline.bytes_max, self._clock.monotonic_s()
         return (
             # While S3 is slow or away, what needs none of it does not wait for it.
-            (len(gathered.batches) <= CARRIED_AT_ONCE_MAX or self._places.are_taken)
+            (len(gathered.batches) <= self._carried_at_once_max or self._places.are_taken)
             and gathered.size_bytes <= slice_bytes_max * len(gathered.batches)
             and self._may_write_inline()
             and not self._carried.is_full
@@ -350,7 +351,7 @@ class Appender:
 
     def _watch_overdue(self) -> None:
         if self._overdue_check is None and not self._is_stopped:
-            self._overdue_check = asyncio.get_running_loop().call_later(OVERDUE_CHECK_S, self._give_up_overdue)
+            self._overdue_check = asyncio.get_running_loop().call_later(self._overdue_check_s, self._give_up_overdue)
 
     def _give_up_overdue(self) -> None:
         """By a timer of its own: what a commit waits for may not answer for longer than its clients wait."""
@@ -362,7 +363,7 @@ class Appender:
             if not flush.is_awaited():
                 flush.parts.clear()  # it has no place yet, and will need none
         if len(self._in_flight) and not self._is_stopped:
-            self._overdue_check = asyncio.get_running_loop().call_later(OVERDUE_CHECK_S, self._give_up_overdue)
+            self._overdue_check = asyncio.get_running_loop().call_later(self._overdue_check_s, self._give_up_overdue)
 
     async def _flush(self, flush: Flush, place: UploadPlace) -> None:
         CAUSE.set("flush")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Generic, TypeVar
 
-from storage.limits import FLUSH_PARTITIONS_MAX, KIB, MIB
+from storage.limits import FLUSH_PARTITIONS_MAX, MIB
 from storage.log.batch import Batch
 
 L = TypeVar("L")
@@ -16,8 +16,6 @@ GATHER_S: Final = 0.005
 
 QUIET_S: Final = 0.02
 """When nothing has arrived for this long, producers have all under way that they may have: no more comes until a flush."""
-QUIET_BYTES_MIN: Final = 512 * KIB
-"""What is gathered then is worth a PUT."""
 QUIET_PER_INTERVAL: Final = 4
 ECHO_S: Final = 0.005
 """As QUIET_S, of an echo: no flush is under way whose answer could make anyone send more."""
@@ -27,12 +25,12 @@ begin ECHO_S before the flush has ended: its shards answer one after the other.
 """
 ECHO_SHARE: Final = 3 / 4
 """When this part of the bytes that were answered has come again, few producers are missing."""
-ECHO_BYTES_MIN: Final = 2 * QUIET_BYTES_MIN
-"""A smaller echo is paced: producers that are held by a rate, too, would make ever smaller ones."""
+ECHO_QUIETS_MIN: Final = 2
+"""Times what is worth a PUT. A smaller echo is paced: producers that are held by a rate, too, would make ever smaller ones."""
 ECHO_GROWS_MAX: Final = 1.5
 """A larger one, in ratio to what was answered, is what was made meanwhile: once it is gone, little would come for the next flush."""
-ECHO_BYTES_PACED_MIN: Final = QUIET_BYTES_MIN // 2
-"""A paced echo may be smaller than other flushes that go before their time: its producers wait as those of the large one before it did."""
+ECHO_PACED_PARTS: Final = 2
+"""A paced echo may be half of what is worth a PUT otherwise: its producers wait as those of the large one before it did."""
 
 
 class Trigger(StrEnum):
@@ -117,16 +115,17 @@ class OpenFlush(Generic[L]):
             and (self.size_bytes >= ECHO_SHARE * last.size_bytes or self.batch_count >= last.batch_count)
         )
 
-    def quiet_s(self, settings: FlushSettings, last: LastFlush) -> float | None:
+    def quiet_s(self, settings: FlushSettings, last: LastFlush, *, quiet_bytes_min: int) -> float | None:
         """When it is due if nothing else arrives; None: not before time makes it due.
 
-        Bursts make QUIET_PER_INTERVAL flushes at most. A large echo waits for no interval, and if it is whole hardly for more to come.
+        `quiet_bytes_min`: what is worth a PUT then. Bursts make QUIET_PER_INTERVAL flushes at most. A large echo waits for no interval, and
+        if it is whole hardly for more to come.
         """
-        is_echo = self.size_bytes >= ECHO_BYTES_PACED_MIN and self.is_echo(last)
-        if is_echo and ECHO_BYTES_MIN <= self.size_bytes <= ECHO_GROWS_MAX * last.size_bytes:
+        is_echo = self.size_bytes >= quiet_bytes_min // ECHO_PACED_PARTS and self.is_echo(last)
+        if is_echo and ECHO_QUIETS_MIN * quiet_bytes_min <= self.size_bytes <= ECHO_GROWS_MAX * last.size_bytes:
             is_whole = self.size_bytes >= last.size_bytes or self.batch_count >= last.batch_count
             return self.added_s + (ECHO_S if is_whole else QUIET_S)
-        if is_echo or self.size_bytes >= QUIET_BYTES_MIN:
+        if is_echo or self.size_bytes >= quiet_bytes_min:
             return max(self.added_s + QUIET_S, last.began_s + settings.interval_s / QUIET_PER_INTERVAL)
         return None
 

@@ -19,12 +19,13 @@ from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.formats.control import Control, encode
-from storage.limits import CONTROL_BYTES_MAX, WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX
+from storage.limits import WRITE_REQUEST_OPS_MAX
 from storage.log.batch import Appended, AppendedBefore, Batch
 from storage.log.control_reads import ControlReads
 from storage.log.decide import NOBODY, PRODUCER_EXPIRATION_MS, Decision, Outcome, Verdict, Writer, decide
 from storage.log.index_chunks import put_chunk
 from storage.log.lane import Commit, Losses, carry, leave, note_applied, note_conflict, note_full, refuse_behind, release, take
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.page_store import PageStore
 from storage.log.partition import PartitionLog
 from storage.log.producer_pages import fitting
@@ -42,10 +43,6 @@ COMMIT_UNKNOWN: Final = Metric("forebay_commit_unknown_total", "Commit attempts 
 
 BACKOFF_S: Final = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Pauses before the n-th repetition, the last one for all after it; each is taken with a jitter of half to all of it."""
-WRITE_TIMEOUT_S: Final = 10.0
-STRANGERS_WAIT_S: Final = 35.0
-"""How long a producer that nobody knows must be refused before it may begin behind its first sequence: longer than any broker that is
-well goes on trying to commit what was sent before (COMMIT_TIMEOUT_S, and a little)."""
 OP_OVERHEAD_BYTES: Final = 64
 """What a store may count of an op beside key and value: conditions, depth, lengths."""
 
@@ -97,7 +94,10 @@ class Committer:
         telemetry: Telemetry,
         unknown_producers: UnknownProducers,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
+        limits: LogLimits = DEFAULT_LIMITS,
     ) -> None:
+        self._limits = limits
+        self._strangers_wait_s = limits.strangers_wait_s
         self._metadata = metadata
         self._control_reads = control_reads
         self._tail = tail
@@ -109,8 +109,8 @@ class Committer:
         self._unknown_producers = unknown_producers
         self._producer_expiration_ms = producer_expiration_ms
         self.losses = Losses()
-        self._pages = PageStore(metadata=metadata, clock=clock, telemetry=telemetry)
-        self._dead_writers = DeadWriters(epoch=epoch, clock=clock, nursery=nursery, telemetry=telemetry)
+        self._pages = PageStore(metadata=metadata, clock=clock, telemetry=telemetry, limits=limits)
+        self._dead_writers = DeadWriters(epoch=epoch, clock=clock, nursery=nursery, telemetry=telemetry, limits=limits)
         self._conflicts = telemetry.counter(COMMIT_CONFLICTS)
         self._unknown = telemetry.counter(COMMIT_UNKNOWN)
 
@@ -182,7 +182,7 @@ class Committer:
             try:
                 await self._control_reads.refresh([commit.log for commit in commits])
                 await self._pages.load([commit for commit in commits if not commit.is_given_up])
-                await self._unknown_producers.look(commits, wait_s=STRANGERS_WAIT_S)
+                await self._unknown_producers.look(commits, wait_s=self._strangers_wait_s)
             except StorageError as error:
                 for commit in commits:
                     commit.cause = str(error)
@@ -221,7 +221,7 @@ class Committer:
                     again.append(commit)
                 case CommitStep.UPLOAD_AGAIN:
                     self._nursery.spawn(self._reupload(commit), name="commit-reupload")
-        requests = _split(sends)
+        requests = _split(sends, bytes_max=self._limits.write_request_bytes_max)
         asked_s = asyncio.get_running_loop().time()
         outcomes = await self._write_all([[op for send in request for op in send.ops] for request in requests])
         for request, outcome in zip(requests, outcomes, strict=True):
@@ -301,12 +301,12 @@ class Committer:
             return CommitStep.READ
         if control.revoked_floor and not commit.is_inline and commit.object_id <= control.revoked_floor:
             return CommitStep.UPLOAD_AGAIN
-        if len(commit.batches) > 1 and (count := fitting(control, commit.batches)) < len(commit.batches):
+        if len(commit.batches) > 1 and (count := fitting(control, commit.batches, self._limits)) < len(commit.batches):
             carry(commit, count)  # not of one that may have been applied: the version is the one at which it fitted
         commit.begin(self._epoch)
         dead = self._dead_writers.of(control)
         strangers = producers.strangers
-        begin_at = strangers.begin_at(self._clock.monotonic_s(), wait_s=STRANGERS_WAIT_S) if strangers.refused else NOBODY
+        begin_at = strangers.begin_at(self._clock.monotonic_s(), wait_s=self._strangers_wait_s) if strangers.refused else NOBODY
         decision = decide(
             control,
             commit.batches,
@@ -314,8 +314,9 @@ class Committer:
             is_inline=commit.is_inline,
             writer=Writer(commit.epoch, commit.commit_seq, commit.attempt),
             now_ms=self._clock.now_ms(),
+            limits=self._limits,
             pages=commit.pages,
-            lost=producers.lost and producers.lost_since(self._clock.monotonic_s() - STRANGERS_WAIT_S),
+            lost=producers.lost and producers.lost_since(self._clock.monotonic_s() - self._strangers_wait_s),
             begin_at={**begin_at, **proved_for(commit, control)} if commit.begin_at else begin_at,
             dead_writers=dead and [epoch for epoch in dead if epoch != commit.epoch],
             version=version,
@@ -336,8 +337,8 @@ class Committer:
             self._answer(commit, decision.verdicts)
             return CommitStep.FINISHED
         value = encode(decision.control)
-        if len(value) > CONTROL_BYTES_MAX:
-            return self._make_smaller(commit, len(value), CONTROL_BYTES_MAX)
+        if len(value) > self._limits.control_bytes_max:
+            return self._make_smaller(commit, len(value), self._limits.control_bytes_max)
         cas = Put(log.keys.control, value, version)
         if decision.chunk is None and not decision.pages and not producers.page_garbage:
             return Send(commit, Purpose.COMMIT, decision, (cas,), 0, version, _size_bytes(cas))
@@ -349,8 +350,8 @@ class Committer:
         if producers.page_garbage:
             ops += [Delete(log.keys.producer_page(name)) for name in producers.page_garbage]
         send = Send(commit, Purpose.COMMIT, decision, tuple(ops), control_at, version, sum(map(_size_bytes, ops)))
-        if decision.pages and send.size_bytes > WRITE_REQUEST_BYTES_MAX:
-            return self._make_smaller(commit, send.size_bytes, WRITE_REQUEST_BYTES_MAX)
+        if decision.pages and send.size_bytes > self._limits.write_request_bytes_max:
+            return self._make_smaller(commit, send.size_bytes, self._limits.write_request_bytes_max)
         if producers.page_garbage:
             producers.forget_page_garbage()
         return send
@@ -385,11 +386,12 @@ class Committer:
         return [task.result() for task in tasks]
 
     async def _write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
+        timeout_s = self._limits.commit_write_timeout_s
         try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 return await self._metadata.write(ops)
         except TimeoutError:
-            return Unknown(f"no answer after {WRITE_TIMEOUT_S} s")
+            return Unknown(f"no answer after {timeout_s} s")
 
     def _hear(self, send: Send, outcome: WriteOutcome, control_at: int, asked_s: float) -> CommitStep:
         """Take in what became of an attempt that was sent after `asked_s`.
@@ -471,7 +473,7 @@ class Committer:
                 continue
             if outcome is Outcome.NO_PREDECESSOR:
                 now_s = self._clock.monotonic_s()
-                strangers.make_wait(batch.producer_id, batch.producer_epoch, batch.first_seq, now_s, wait_s=STRANGERS_WAIT_S)
+                strangers.make_wait(batch.producer_id, batch.producer_epoch, batch.first_seq, now_s, wait_s=self._strangers_wait_s)
             batch.settle(refusal(batch, verdict, log))
 
     async def _reupload(self, commit: Commit) -> None:
@@ -504,13 +506,13 @@ def _size_bytes(op: WriteOp) -> int:
     return OP_OVERHEAD_BYTES + (len(op.value) + len(op.key.path) if isinstance(op, Put) else 0)
 
 
-def _split(sends: list[Send]) -> list[list[Send]]:
-    """Cut one shard's attempts into requests within the limits of a request; the ops of one commit stay together and in order."""
+def _split(sends: list[Send], *, bytes_max: int) -> list[list[Send]]:
+    """Cut one shard's attempts into requests of about `bytes_max`; the ops of one commit stay together and in order."""
     requests: list[list[Send]] = []
     size_bytes = op_count = 0
     for send in sends:
         send_bytes = send.size_bytes
-        if not requests or size_bytes + send_bytes > WRITE_REQUEST_BYTES_MAX or op_count + len(send.ops) > WRITE_REQUEST_OPS_MAX:
+        if not requests or size_bytes + send_bytes > bytes_max or op_count + len(send.ops) > WRITE_REQUEST_OPS_MAX:
             requests.append([])
             size_bytes = op_count = 0
         requests[-1].append(send)

@@ -14,6 +14,7 @@ from runtime.turns import ITEMS_DEFAULT, Turns
 from storage.errors import Corrupt, IncompatibleFormat, NotFound, StorageError, Unavailable
 from storage.formats.control import LogState, decode_control
 from storage.log.bounds import LogBounds
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog, Partitions
 from storage.log.proofs import Proofs
 from storage.metadata.port import Key, MetadataStore, Record
@@ -22,17 +23,8 @@ from storage.vocabulary import PartitionId
 READ_KEYS_MAX: Final = 1_000
 DECODED_AT_ONCE: Final = 100
 """Control records between two turns of other tasks: a record is as long as its partition has writers and producers."""
-READ_TIMEOUT_S: Final = 10.0
 DOUBT_EVERY_S: Final = 1.0
 """A shard is asked no more often whether it went back: each time costs a session and a put."""
-SILENT_AFTER_S: Final = 1.0
-"""A shard whose read is unanswered for longer is known to be silent."""
-BOUNDS_PATIENCE_S: Final = 3.0
-"""How long `ControlReads.read` waits for a shard before it answers without it: clients give up a request after 30 s, and ask again."""
-SILENT_PATIENCE_S: Final = 1.0
-"""The same for a shard that is known to be silent."""
-WAITING_FOR_SILENT_MAX: Final = 1_000
-"""Callers that may wait for a silent shard; others are refused at once."""
 
 
 class _Shard:
@@ -58,7 +50,18 @@ Doubt = Callable[[Key, int], Awaitable[None]]
 class ControlReads:
     """Brings `PartitionLog.seen` up to date."""
 
-    def __init__(self, *, metadata: MetadataStore, partitions: Partitions, nursery: Nursery, doubt: Doubt | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        metadata: MetadataStore,
+        partitions: Partitions,
+        nursery: Nursery,
+        doubt: Doubt | None = None,
+        limits: LogLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self._limits = limits
+        self._read_timeout_s = limits.control_read_timeout_s
+        self._silent_after_s = limits.silent_after_s
         self._doubt = doubt
         self._doubted: set[int] = set()
         """Shards that are asked whether they went back."""
@@ -66,7 +69,7 @@ class ControlReads:
         self._partitions = partitions
         self._nursery = nursery
         self._shards: dict[int, _Shard] = {}
-        self._proofs = Proofs(metadata=metadata, refresh=self.refresh, nursery=nursery)
+        self._proofs = Proofs(metadata=metadata, refresh=self.refresh, nursery=nursery, limits=limits)
 
     def prove(self, log: PartitionLog) -> asyncio.Future[None]:
         """As `ask`, and `log.seen.control` certainly was the newest record at some moment from now on: costs a write."""
@@ -80,8 +83,8 @@ class ControlReads:
         return self._ask(self._shard_of(log), log)
 
     def is_silent(self, log: PartitionLog) -> bool:
-        """Whether a read of the shard of `log` has been unanswered for SILENT_AFTER_S, or follows one that was never answered."""
-        return _is_silent(self._shard_of(log))
+        """Whether a read of the shard of `log` has been unanswered for `silent_after_s`, or follows one that was never answered."""
+        return self._is_silent(self._shard_of(log))
 
     async def refresh(self, logs: Iterable[PartitionLog]) -> None:
         """Return when every log's `control` is at least as new as at the moment of the call. Raises `Unavailable` if one is not."""
@@ -106,9 +109,9 @@ class ControlReads:
             if number % ITEMS_DEFAULT == 0:
                 await asyncio.sleep(0)
             shard = self._shard_of(log)
-            if not _is_silent(shard):
+            if not self._is_silent(shard):
                 reads[self._ask(shard, log)] = shard
-            elif shard.waiting < WAITING_FOR_SILENT_MAX:
+            elif shard.waiting < self._limits.waiting_for_silent_max:
                 silent[self._ask(shard, log)] = shard
             else:
                 failed[log] = Unavailable(f"metadata does not answer, and many wait for it: partition={log.partition}")
@@ -137,7 +140,8 @@ class ControlReads:
         """As the port `Bounds` says."""
         turns = Turns()
         logs = await turns.each(self._partitions.get, partitions)
-        failed = await self.refresh_each(logs, patience_s=BOUNDS_PATIENCE_S, silent_patience_s=SILENT_PATIENCE_S)
+        limits = self._limits
+        failed = await self.refresh_each(logs, patience_s=limits.bounds_patience_s, silent_patience_s=limits.silent_patience_s)
         return await turns.each(lambda log: failed.get(log) or bounds_of(log), logs)
 
     def _shard_of(self, log: PartitionLog) -> _Shard:
@@ -146,6 +150,10 @@ class ControlReads:
         if shard is None:
             shard = self._shards[number] = _Shard()
         return shard
+
+    def _is_silent(self, shard: _Shard) -> bool:
+        began_s = shard.began_s
+        return began_s is not None and (shard.has_failed or asyncio.get_running_loop().time() - began_s > self._silent_after_s)
 
     def _ask(self, shard: _Shard, log: PartitionLog) -> asyncio.Future[None]:
         shard.wanted[log] = None
@@ -191,7 +199,7 @@ class ControlReads:
     async def _ask_shard(self, doubt: Doubt, shard: int, key: Key, known: int) -> None:
         try:
             with contextlib.suppress(StorageError, TimeoutError):  # the next read that is older asks again
-                async with asyncio.timeout(READ_TIMEOUT_S):
+                async with asyncio.timeout(self._read_timeout_s):
                     await doubt(key, known)
             await asyncio.sleep(DOUBT_EVERY_S)
         finally:
@@ -204,10 +212,10 @@ class ControlReads:
             part = logs[begin : begin + READ_KEYS_MAX]
             asked_s = asyncio.get_running_loop().time()
             try:
-                async with asyncio.timeout(READ_TIMEOUT_S):
+                async with asyncio.timeout(self._read_timeout_s):
                     records = await self._metadata.get_many([log.keys.control for log in part])
             except TimeoutError:
-                raise Unavailable(f"metadata did not answer: op=get_many keys={len(part)} after_s={READ_TIMEOUT_S}") from None
+                raise Unavailable(f"metadata did not answer: op=get_many keys={len(part)} after_s={self._read_timeout_s}") from None
             news: list[tuple[PartitionLog, Record]] = []
             # All of it before others have their turn: what they hear from now on is newer than these records.
             for log, record in zip(part, records, strict=True):
@@ -228,11 +236,6 @@ class ControlReads:
                         log.seen.observe_broken(error)  # the other partitions of this read are not concerned
                 if number % DECODED_AT_ONCE == 0:
                     await asyncio.sleep(0)
-
-
-def _is_silent(shard: _Shard) -> bool:
-    began_s = shard.began_s
-    return began_s is not None and (shard.has_failed or asyncio.get_running_loop().time() - began_s > SILENT_AFTER_S)
 
 
 def failure_of(read: asyncio.Future[None], log: PartitionLog) -> StorageError | None:

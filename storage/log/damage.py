@@ -12,9 +12,9 @@ import structlog
 from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import Corrupt, StorageError
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.vocabulary import PartitionId
 
-DAMAGE_KEPT_MAX: Final = 1_024
 LOOK_AGAIN_S: Final = 10.0
 """How long a reader is refused from memory what was found damaged twice."""
 TELL_AGAIN_S: Final = 300.0
@@ -41,7 +41,8 @@ _log: Final = structlog.get_logger()
 class Damage:
     """The damage that one broker's reads have met."""
 
-    def __init__(self, *, clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(self, *, clock: Clock, telemetry: Telemetry, limits: LogLimits = DEFAULT_LIMITS) -> None:
+        self._kept_max = limits.damage_kept_max
         self._clock = clock
         self._confirmed: OrderedDict[tuple[PartitionId, int], tuple[float, str]] = OrderedDict()
         self._told_s: OrderedDict[tuple[str, PartitionId], float] = OrderedDict()
@@ -75,7 +76,7 @@ class Damage:
         """So did the second read: an operator has to look."""
         self._confirmed[partition, offset] = self._clock.monotonic_s() + LOOK_AGAIN_S, what
         self._confirmed.move_to_end((partition, offset))
-        while len(self._confirmed) > DAMAGE_KEPT_MAX:
+        while len(self._confirmed) > self._kept_max:
             self._confirmed.popitem(last=False)
         if self._is_news(key, partition):
             _log.error(
@@ -107,6 +108,6 @@ class Damage:
         self._lines += 1
         self._told_s[key, partition] = now_s
         self._told_s.move_to_end((key, partition))
-        while len(self._told_s) > DAMAGE_KEPT_MAX:
+        while len(self._told_s) > self._kept_max:
             self._told_s.popitem(last=False)
         return True

@@ -21,7 +21,8 @@ from storage.formats.control import (
     WriterEntry,
     inline_bytes,
 )
-from storage.limits import INLINE_PENDING_BYTES_MAX, PENDING_ENTRIES_MAX, PRODUCER_BATCHES_KEPT, SEQUENCE_MAX
+from storage.limits import PRODUCER_BATCHES_KEPT, SEQUENCE_MAX
+from storage.log.limits import LogLimits
 from storage.log.producer_pages import NO_PAGES, NewPage, Pages, find, has_no_room, has_room, is_expired, make_room, page_name
 from storage.log.ring import drained
 from storage.log.strangers import PermittedStart
@@ -110,6 +111,7 @@ def decide(
     is_inline: bool = False,
     writer: Writer,
     now_ms: int,
+    limits: LogLimits,
     pages: Pages = NO_PAGES,
     lost: Mapping[int, int] = NONE_LOST,
     begin_at: Mapping[int, PermittedStart] = NOBODY,
@@ -185,7 +187,7 @@ def decide(
 
     hot, refs, written = control.producers, control.pages, tuple[NewPage, ...]()
     forgotten_before_ms = now_ms - FORGOTTEN_AFTER * expiration_ms
-    if producers is not None and not refs and has_room(producers, expired_before_ms=forgotten_before_ms):
+    if producers is not None and not refs and has_room(producers, expired_before_ms=forgotten_before_ms, limits=limits):
         hot = producers
     elif producers is not None:
         hot, refs, written = make_room(
@@ -195,6 +197,7 @@ def decide(
             claimed={claim.producer_id for claim in claims},
             now_ms=now_ms,
             expired_before_ms=forgotten_before_ms,
+            limits=limits,
             name=page_name(version=version, epoch=writer.epoch, commit_seq=writer.commit_seq, attempt=writer.attempt),
         )
     writers = (
@@ -203,8 +206,8 @@ def decide(
     writers[writer.epoch] = WriterEntry(writer.commit_seq, writer.attempt)
     batches = b"".join(carried) if is_inline else tuple(spans)
     entry = Entry(base, next_offset - 1, object_id, batches, max_timestamp, log_max_timestamp)
-    is_full = len(control.pending) >= PENDING_ENTRIES_MAX or (
-        is_inline and inline_bytes(control.pending) + appended_bytes > INLINE_PENDING_BYTES_MAX
+    is_full = len(control.pending) >= limits.pending_entries_max or (
+        is_inline and inline_bytes(control.pending) + appended_bytes > limits.inline_pending_bytes_max
     )
     chunk = drained(control) if control.pending and (is_full or must_drain) else None
     return Decision(

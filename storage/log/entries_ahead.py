@@ -5,7 +5,7 @@ twelve times as much. So twice as much is said of a partition as is fetched, or 
 has been said of the other partitions, and all that lies together in an object comes with one GET. Small slices need that as large ones do:
 each would wait for a GET of its own.
 
-The window begins with `AHEAD_BYTES`, and doubles whenever a consumer had to wait for what it had said: the slower the store, the more of it
+The window begins with `ahead_bytes`, and doubles whenever a consumer had to wait for what it had said: the slower the store, the more of it
 lies in front. Memory bounds it: all consumers together say no more than the cache holds for them, and what was fetched of it is claimed
 until they read it. So nothing comes long before its consumer does, and what has come is not evicted for what is read later:
 
@@ -25,36 +25,15 @@ from runtime.clock import Clock
 from storage.cache.blocks import BlockCache
 from storage.formats.control import Entry
 from storage.formats.wal import object_key
-from storage.limits import KIB, MIB
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.read_ahead import CACHE_BLOCKS_MIN, ReadAhead
 from storage.vocabulary import PartitionId
 
 if TYPE_CHECKING:
     import asyncio
 
-AHEAD_BYTES: Final = 2 * MIB
-"""In front of a consumer, of each partition, where it waits for nothing: at 10 ms for a GET, 200 MB/s."""
-AHEAD_BYTES_MAX: Final = 16 * MIB
 DUE_SHARE_MAX: Final = 3 / 4
 """Fetched, of the bytes that there is room to say: beyond it others have not said enough yet. Without waits the window is smaller."""
-SAID_ENTRIES_MAX: Final = 32
-AHEAD_ENTRIES_MAX: Final = 16
-"""Fetched, of those that were said: the others of an object are said by then."""
-FIRST_ENTRIES_MAX: Final = 1
-"""Fetched when a consumer says something for the first time: the others that read the same objects have said nothing yet."""
-GETS_PER_FOLLOW_MAX: Final = 4
-"""Begun at a time for one consumer: what up to 1,024 others want beside it is asked for each, which takes a millisecond."""
-GAP_BYTES_MAX: Final = 256 * KIB
-"""What nobody wants, between two slices, is fetched rather than asked for twice."""
-GET_BYTES_MAX: Final = 10 * MIB
-"""A flush of the usual size, and the last request that came into it."""
-PLACES_SAID_MAX: Final = 1_024
-SAID_KEPT_S: Final = 5.0
-"""A consumer that has read nothing for longer gives its part to the others. What came for it goes when there is need, and if it reads on,
-it says it anew.
-"""
-FORGOTTEN_AT_ONCE_MAX: Final = 2
-"""More than come at a time. What up to 1,024 others want beside their entries is looked at for each of these."""
 
 
 class Range(NamedTuple):
@@ -85,12 +64,12 @@ class Follower:
 
     __slots__ = ("ahead_bytes_max", "ahead_entries_max", "coming_base", "entries", "place", "said_bytes", "said_s")
 
-    def __init__(self) -> None:
+    def __init__(self, *, ahead_bytes_max: int, ahead_entries_max: int) -> None:
         self.place: NextEntry | None = None
         self.entries: deque[SaidEntry] = deque()
         self.said_bytes = 0
-        self.ahead_bytes_max = AHEAD_BYTES
-        self.ahead_entries_max = FIRST_ENTRIES_MAX
+        self.ahead_bytes_max = ahead_bytes_max
+        self.ahead_entries_max = ahead_entries_max
         self.coming_base = -1
         """Up to this entry all is here or on its way, unless it was evicted."""
         self.said_s = 0.0
@@ -102,7 +81,8 @@ class Follower:
 
 
 class EntriesAhead:
-    def __init__(self, blocks: BlockCache, read_ahead: ReadAhead, *, clock: Clock) -> None:
+    def __init__(self, blocks: BlockCache, read_ahead: ReadAhead, *, clock: Clock, limits: LogLimits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
         self._blocks = blocks
         self._read_ahead = read_ahead
         self._clock = clock
@@ -125,7 +105,7 @@ class EntriesAhead:
         follower = self._follower(partition, source.base, following, is_through=is_through)
         if follower is not None:
             if has_waited and follower.entries:
-                follower.ahead_bytes_max = min(2 * follower.ahead_bytes_max, AHEAD_BYTES_MAX)
+                follower.ahead_bytes_max = min(2 * follower.ahead_bytes_max, self._limits.ahead_bytes_max)
                 follower.coming_base = -1
             self._say(follower, following, from_base=following[0].base if is_through else source.base)
             self._fetch_due(follower)
@@ -153,9 +133,9 @@ class EntriesAhead:
             self._forget(there)
         follower = came or there
         if follower is None:
-            if len(self.said) >= PLACES_SAID_MAX:
+            if len(self.said) >= self._limits.places_said_max:
                 return None  # the one whose place it took would come back, and take another's
-            follower = Follower()
+            follower = Follower(ahead_bytes_max=self._limits.ahead_bytes, ahead_entries_max=self._limits.first_entries_max)
         follower.place, follower.said_s = place, self._clock.monotonic_s()
         self.said[place] = follower
         return follower
@@ -168,13 +148,14 @@ class EntriesAhead:
         in_bytes = entries[0].range.size_bytes if entries and entries[0].base < following[0].base else 0
         last_base = entries[-1].base if entries else -1
         said_bytes_max = self._said_bytes_max(follower)
+        said_entries_max, get_bytes_max = self._limits.said_entries_max, self._limits.ahead_get_bytes_max
         for entry in following:
             if entry.base <= last_base or entry.is_inline:
                 continue
-            if len(entries) >= SAID_ENTRIES_MAX or follower.said_bytes - in_bytes >= said_bytes_max:
+            if len(entries) >= said_entries_max or follower.said_bytes - in_bytes >= said_bytes_max:
                 break
             key, wanted = object_key(entry.object_id), Range(*entry.extent)
-            if wanted.size_bytes > GET_BYTES_MAX:
+            if wanted.size_bytes > get_bytes_max:
                 break
             entries.append(SaidEntry(entry.base, key, wanted))
             follower.said_bytes += wanted.size_bytes
@@ -205,11 +186,11 @@ class EntriesAhead:
                 self._blocks.leave(entry.key, *entry.range, wanted=self._ranges(entry.key))
 
     def forget_old(self) -> None:
-        """Forget consumers that have read nothing for `SAID_KEPT_S`. Call it with every read: while nobody goes through WAL objects, others
+        """Forget consumers that have read nothing for `said_kept_s`. Call it with every read: while nobody goes through WAL objects, others
         want the cache.
         """
-        since_s = self._clock.monotonic_s() - SAID_KEPT_S
-        for place, oldest in tuple(islice(self.said.items(), FORGOTTEN_AT_ONCE_MAX)):
+        since_s = self._clock.monotonic_s() - self._limits.said_kept_s
+        for place, oldest in tuple(islice(self.said.items(), self._limits.forgotten_at_once_max)):
             if oldest.said_s >= since_s:
                 break
             del self.said[place]
@@ -218,8 +199,8 @@ class EntriesAhead:
     def _fetch_due(self, follower: Follower) -> None:
         ahead_bytes_max = min(follower.ahead_bytes_max, self._said_bytes_max(follower) * DUE_SHARE_MAX)
         ahead_bytes = 0
-        entries_max, follower.ahead_entries_max = follower.ahead_entries_max, AHEAD_ENTRIES_MAX
-        gets_max = len(self._read_ahead) + GETS_PER_FOLLOW_MAX
+        entries_max, follower.ahead_entries_max = follower.ahead_entries_max, self._limits.ahead_entries_max
+        gets_max = len(self._read_ahead) + self._limits.ahead_gets_per_follow_max
         for entry in islice(follower.entries, entries_max):
             if ahead_bytes >= ahead_bytes_max or len(self._read_ahead) >= gets_max:
                 break
@@ -258,16 +239,17 @@ class EntriesAhead:
         """What to fetch of an object for `wanted`, which is missing: with it comes what others want beside it, and is not there either, as
         much as one GET may bring.
         """
+        gap_bytes_max, get_bytes_max = self._limits.ahead_gap_bytes_max, self._limits.ahead_get_bytes_max
         start, end = wanted
         others = sorted(set(self.wanted.get(key, {}).values()))
         here = bisect_left(others, wanted)
         for one in others[here:]:
-            if one.start - end > GAP_BYTES_MAX or one.end - start > GET_BYTES_MAX:
+            if one.start - end > gap_bytes_max or one.end - start > get_bytes_max:
                 break
             if one.end > end and not self._is_there(key, one):
                 end = one.end
         for one in reversed(others[:here]):
-            if start - one.end > GAP_BYTES_MAX or end - one.start > GET_BYTES_MAX:
+            if start - one.end > gap_bytes_max or end - one.start > get_bytes_max:
                 break
             if one.start < start and not self._is_there(key, one):
                 start = one.start

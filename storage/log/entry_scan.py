@@ -3,15 +3,11 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import Final
 
 from storage.formats.control import Control, Entry, EntrySource, decode_chunk, decode_segment
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import MetadataStore, children_of
-
-CHUNKS_PER_TURN: Final = 16
-"""Index chunks that are gone through in one turn of the loop: about 250 entries."""
-SEGMENTS_PER_TURN: Final = 250
 
 
 class EntriesMoved(Exception):
@@ -23,7 +19,7 @@ class EntriesMoved(Exception):
 
 
 async def entry_pages(
-    metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int
+    metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int, *, limits: LogLimits = DEFAULT_LIMITS
 ) -> AsyncGenerator[list[EntrySource], None]:
     """The entries from the one that holds `offset` on, as of `control`, without gaps. Each begins where the one before ends, or before
     that, if it has taken the place of that one, too.
@@ -31,17 +27,17 @@ async def entry_pages(
     Raises `EntriesMoved`, `Corrupt`, `IncompatibleFormat`, `Unavailable`.
     """
     if offset < control.compaction_cursor:
-        async with contextlib.aclosing(_segment_pages(metadata, keys, control, offset)) as segments:
+        async with contextlib.aclosing(_segment_pages(metadata, keys, control, offset, limits)) as segments:
             async for found in segments:
                 yield found
         offset = control.compaction_cursor
-    async with contextlib.aclosing(uncompacted_pages(metadata, keys, control, offset)) as entries:
+    async with contextlib.aclosing(uncompacted_pages(metadata, keys, control, offset, limits=limits)) as entries:
         async for page in entries:
             yield [*page]
 
 
 async def uncompacted_pages(
-    metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int
+    metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int, *, limits: LogLimits = DEFAULT_LIMITS
 ) -> AsyncGenerator[list[Entry], None]:
     """As `entry_pages`, from an offset that is not below the cursor."""
     pending = control.pending
@@ -61,7 +57,7 @@ async def uncompacted_pages(
             if offset >= indexed_end:
                 break
             chunks += 1
-            if chunks % CHUNKS_PER_TURN == 0:
+            if chunks % limits.chunks_per_turn == 0:
                 await asyncio.sleep(0)
         if offset < indexed_end:
             raise EntriesMoved(offset)
@@ -69,7 +65,7 @@ async def uncompacted_pages(
 
 
 async def _segment_pages(
-    metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int
+    metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int, limits: LogLimits
 ) -> AsyncGenerator[list[EntrySource], None]:
     newest, merged = control.segment, control.rewritten
     listed_end = control.compaction_cursor if newest is None else newest.base
@@ -91,7 +87,7 @@ async def _segment_pages(
             if offset >= listed_end:
                 break
             segments += 1
-            if segments % SEGMENTS_PER_TURN == 0:
+            if segments % limits.segments_per_turn == 0:
                 await asyncio.sleep(0)
         if offset < listed_end:
             raise EntriesMoved(offset)

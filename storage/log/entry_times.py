@@ -2,11 +2,8 @@
 
 from bisect import bisect_left
 from collections import deque
-from typing import Final
 
 from storage.formats.control import EntrySource
-
-KEPT_MAX: Final = 256
 
 
 class EntryTimes:
@@ -17,9 +14,10 @@ class EntryTimes:
     `_rising`: some entries that exceed all before them: none before such an entry, nor it itself, reaches a later time.
     """
 
-    __slots__ = ("_falling", "_left_out", "_rising", "_top", "end", "start")
+    __slots__ = ("_falling", "_kept_max", "_left_out", "_rising", "_top", "end", "start")
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, *, kept_max: int) -> None:
+        self._kept_max = kept_max
         self._falling: deque[tuple[int, int, int]] = deque()
         self._rising: list[tuple[int, int]] = []
         self.begin_at(start)
@@ -47,14 +45,14 @@ class EntryTimes:
             self._falling.pop()
         if self._left_out is not None and timestamp > self._left_out:
             self._left_out = None
-        if self._left_out is None and len(self._falling) < KEPT_MAX:
+        if self._left_out is None and len(self._falling) < self._kept_max:
             self._falling.append((entry.base, entry.last, timestamp))
         else:
             self._left_out = timestamp if self._left_out is None else self._left_out
         if timestamp > self._top:
             self._top = timestamp
             self._rising.append((entry.base, timestamp))
-            if len(self._rising) > KEPT_MAX:
+            if len(self._rising) > self._kept_max:
                 del self._rising[1::2]
 
     def trim(self, start: int) -> None:

@@ -8,29 +8,24 @@ read that begins anew where one was left says so.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from typing import Final, Protocol
+from typing import Protocol
 
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from storage.errors import StorageError, without_frames
-from storage.limits import MIB
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog
 from storage.log.segments import Elsewhere
 from storage.log.tail import BatchRun
 from storage.objects.requests import CAUSE
 from storage.vocabulary import PartitionId
 
-UNATTENDED_MAX: Final = 64
-UNATTENDED_BYTES_MAX: Final = 64 * MIB
-"""The bytes that reads without a waiter may bring."""
-PLACES_KEPT_MAX: Final = 4_096
-"""Offsets at which fetches ended, over all partitions, and as many at which they left a read; one takes 300 bytes of memory."""
-
 
 class Places:
     """Offsets of partitions. The one that was noted longest ago is forgotten first."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, kept_max: int) -> None:
+        self._kept_max = kept_max
         self._places: OrderedDict[tuple[PartitionId, int], None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -42,7 +37,7 @@ class Places:
     def note(self, partition: PartitionId, offset: int) -> None:
         self._places[partition, offset] = None
         self._places.move_to_end((partition, offset))
-        while len(self._places) > PLACES_KEPT_MAX:
+        while len(self._places) > self._kept_max:
             self._places.popitem(last=False)
 
     def drop(self, partition: PartitionId, offset: int) -> None:
@@ -112,13 +107,14 @@ class Flight:
 
 
 class Flights:
-    def __init__(self, reads: Reads, *, nursery: Nursery, clock: Clock) -> None:
+    def __init__(self, reads: Reads, *, nursery: Nursery, clock: Clock, limits: LogLimits = DEFAULT_LIMITS) -> None:
+        self._unattended_max, self._unattended_bytes_max = limits.unattended_max, limits.unattended_bytes_max
         self._reads = reads
         self._nursery = nursery
         self._clock = clock
-        self._ends = Places()
+        self._ends = Places(kept_max=limits.fetch_places_kept_max)
         """Where fetches ended: one that begins there is in order."""
-        self._left = Places()
+        self._left = Places(kept_max=limits.fetch_places_kept_max)
         """Where fetches left a read that went on, and has ended."""
         self._flights: dict[tuple[PartitionLog, int, bool], Flight] = {}
         self._unattended: OrderedDict[Flight, int] = OrderedDict()
@@ -132,7 +128,10 @@ class Flights:
     def may_be_left(self, flights: Collection[Flight]) -> bool:
         """Whether all of them may be left without ending one that others have left."""
         size_bytes = sum([flight.left_bytes for flight in flights])
-        return len(self._unattended) + len(flights) <= UNATTENDED_MAX and self._unattended_bytes + size_bytes <= UNATTENDED_BYTES_MAX
+        return (
+            len(self._unattended) + len(flights) <= self._unattended_max
+            and self._unattended_bytes + size_bytes <= self._unattended_bytes_max
+        )
 
     @property
     def unattended(self) -> int:
@@ -182,7 +181,7 @@ class Flights:
             return
         self._unattended[flight] = flight.left_bytes
         self._unattended_bytes += flight.left_bytes
-        while len(self._unattended) > UNATTENDED_MAX or self._unattended_bytes > UNATTENDED_BYTES_MAX:
+        while len(self._unattended) > self._unattended_max or self._unattended_bytes > self._unattended_bytes_max:
             oldest = next(iter(self._unattended))
             self._attend(oldest)
             assert oldest.task is not None

@@ -6,7 +6,7 @@ its place. An answer that does not cover the offset is no answer.
 
 import asyncio
 from bisect import bisect_left
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from storage.errors import Corrupt, NotFound, OffsetOutOfRange, StorageError, Unavailable
 from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, decode_chunk, decode_segment
@@ -15,10 +15,9 @@ from storage.formats.wal import object_key
 from storage.log.control_reads import ControlReads
 from storage.log.kept_chunks import KeptChunks
 from storage.log.kept_segments import KeptSegments
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog
 from storage.metadata.port import Key, MetadataStore, Record
-
-READ_TIMEOUT_S: Final = 10.0
 
 
 class EntryPlace(NamedTuple):
@@ -31,11 +30,12 @@ class EntryPlace(NamedTuple):
 
 
 class EntryIndex:
-    def __init__(self, *, metadata: MetadataStore, control_reads: ControlReads) -> None:
+    def __init__(self, *, metadata: MetadataStore, control_reads: ControlReads, limits: LogLimits = DEFAULT_LIMITS) -> None:
+        self._read_timeout_s = limits.index_read_timeout_s
         self._metadata = metadata
         self._control_reads = control_reads
-        self._chunks = KeptChunks()
-        self._segments = KeptSegments()
+        self._chunks = KeptChunks(limits=limits)
+        self._segments = KeptSegments(limits=limits)
 
     async def find(self, log: PartitionLog, offset: int) -> EntrySource:
         """The entry that covers `offset`, which must lie in [log_start, high watermark) as `log.seen.control` was last seen.
@@ -155,10 +155,10 @@ class EntryIndex:
 
     async def _ceiling(self, key: Key, *, within: str) -> Record | None:
         try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
+            async with asyncio.timeout(self._read_timeout_s):
                 return await self._metadata.get_ceiling(key, within=within)
         except TimeoutError:
-            raise Unavailable(f"metadata did not answer: op=get_ceiling after_s={READ_TIMEOUT_S}") from None
+            raise Unavailable(f"metadata did not answer: op=get_ceiling after_s={self._read_timeout_s}") from None
 
 
 def covering(entries: tuple[Entry, ...], offset: int) -> Entry | None:

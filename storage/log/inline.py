@@ -12,30 +12,12 @@ from typing import Final
 from storage.limits import INLINE_BYTES_MAX, INLINE_UNCOMPACTED_BYTES_MAX
 from storage.log.batch import Batch
 from storage.log.lane import Commit, Lane
+from storage.log.limits import LogLimits
 
 BURST_S: Final = 0.25
 """How much unused budget is kept, to be spent at once."""
 CONFLICTS_MAX: Final = 0.5
 """The share of conflicts, among the last commits of a partition, above which its batches are gathered."""
-CARRIED_AT_ONCE_MAX: Final = 32
-"""Commits that carry batches, of those that begin in one turn of the loop, and of those of one flush. For more partitions one object costs
-less: what a control record carries is written again by each commit until it leaves."""
-LARGER_BYTES_MAX: Final = INLINE_BYTES_MAX
-"""What a commit carries now and then, above what commits carry at any time."""
-LARGER_EVERY_S: Final = 1.0
-"""A commit of a partition may be larger this long after the last that was. So producers that a pause made batch are answered as soon as
-before it, and go on with small batches. If they waited for a PUT, they would batch as much again meanwhile, and the next batches would
-wait, too, for ever:
-
-    a record every 5 ms … a pause of 0.2 s … a batch of 40 records waits 0.35 s for its object … the next batch has 70 records …
-"""
-LARGER_PER_S: Final = 8.0
-LARGER_KEPT_MAX: Final = 256
-"""How many of a broker's commits are larger in a second, and as many more after a while with none, for a pause of all its partitions. What
-they carry is compacted in pieces of 64 KiB: a load of such batches would cost more PUTs than its objects.
-"""
-LANE_COMMITS_MAX: Final = 4
-"""Commits of a partition up to which another begins for what the last one has no room for. What waits behind them all gathers."""
 FULL_S: Final = 10.0
 """How long the batches of a partition are gathered after its control record had no room: for an object it needs less."""
 
@@ -96,7 +78,7 @@ class CommitBudget:
         return True
 
 
-def joined(lane: Lane, batch: Batch, settings: InlineSettings) -> Commit | None:
+def joined(lane: Lane, batch: Batch, settings: InlineSettings, limits: LogLimits) -> Commit | None:
     """The commit that the batch would join; None: it would begin one of its own.
 
     It joins the last one of its lane while that waits for its turn: one that is open may be reading the record that it will decide on,
@@ -109,9 +91,9 @@ def joined(lane: Lane, batch: Batch, settings: InlineSettings) -> Commit | None:
     last = commits[-1]
     if not last.is_inline or last.is_open or last.is_given_up:
         return None
-    bytes_max = settings.bytes_max if last.size_bytes <= settings.bytes_max else LARGER_BYTES_MAX
+    bytes_max = settings.bytes_max if last.size_bytes <= settings.bytes_max else limits.larger_commit_bytes_max
     is_full = last.size_bytes + batch.size_bytes > bytes_max
-    return None if is_full and batch.size_bytes <= settings.bytes_max and len(commits) < LANE_COMMITS_MAX else last
+    return None if is_full and batch.size_bytes <= settings.bytes_max and len(commits) < limits.lane_commits_max else last
 
 
 def becomes_larger(batch: Batch, last: Commit | None, settings: InlineSettings) -> bool:
@@ -121,11 +103,13 @@ def becomes_larger(batch: Batch, last: Commit | None, settings: InlineSettings) 
     return last.size_bytes <= settings.bytes_max < last.size_bytes + batch.size_bytes
 
 
-def why_gathered(lane: Lane, batch: Batch, last: Commit | None, settings: InlineSettings, now_s: float) -> Gathers | None:
+def why_gathered(
+    lane: Lane, batch: Batch, last: Commit | None, settings: InlineSettings, now_s: float, limits: LogLimits
+) -> Gathers | None:
     """None if the batch may travel in a commit: in `last`, which it has `joined`, or in one of its own, as far as budgets go."""
-    is_due = not becomes_larger(batch, last, settings) or now_s - lane.larger_s >= LARGER_EVERY_S
+    is_due = not becomes_larger(batch, last, settings) or now_s - lane.larger_s >= limits.larger_commit_every_s
     size_bytes = batch.size_bytes + (last.size_bytes if last is not None else 0)
-    if size_bytes > max(LARGER_BYTES_MAX, settings.bytes_max) or not is_due:
+    if size_bytes > max(limits.larger_commit_bytes_max, settings.bytes_max) or not is_due:
         return Gathers.LARGE if batch.size_bytes > settings.bytes_max else Gathers.FULL
     if lane.gathered:
         return Gathers.QUEUED

@@ -5,13 +5,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from storage.formats.control import IndexChunk, entries_bytes
-from storage.limits import MIB
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.vocabulary import PartitionId
 
-CHUNKS_KEPT_MAX: Final = 64
-"""Per partition."""
-CHUNKS_BYTES_MAX: Final = 16 * MIB
-"""Memory over all partitions: 2,000 ordinary chunks."""
 CHUNK_BYTES: Final = 512
 """The memory of a chunk and its index, without its entries."""
 
@@ -19,7 +15,8 @@ CHUNK_BYTES: Final = 512
 class KeptChunks:
     """The chunk read longest ago is dropped first; the next reader fetches it again."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, limits: LogLimits = DEFAULT_LIMITS) -> None:
+        self._kept_max, self._bytes_max = limits.chunks_kept_max, limits.chunks_bytes_max
         self._by_partition: dict[PartitionId, OrderedDict[int, IndexChunk]] = {}
         self._order: OrderedDict[tuple[PartitionId, int], int] = OrderedDict()
         self.size_bytes = 0
@@ -39,9 +36,9 @@ class KeptChunks:
         chunks[last] = chunk
         size_bytes = self._order[partition, last] = CHUNK_BYTES + entries_bytes(chunk.entries)
         self.size_bytes += size_bytes
-        while len(chunks) > CHUNKS_KEPT_MAX:
+        while len(chunks) > self._kept_max:
             self._remove(partition, next(iter(chunks)))
-        while self.size_bytes > CHUNKS_BYTES_MAX:
+        while self.size_bytes > self._bytes_max:
             self._remove(*next(iter(self._order)))
 
     def drop(self, partition: PartitionId) -> None:

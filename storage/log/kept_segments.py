@@ -1,20 +1,17 @@
 """Entries of segments that were read, bounded over all partitions."""
 
 from collections import OrderedDict
-from typing import Final
 
 from storage.formats.control import SegmentEntry
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.vocabulary import PartitionId
-
-SEGMENTS_KEPT_MAX: Final = 8
-"""Per partition: readers in as many places of its history."""
-PARTITIONS_KEPT_MAX: Final = 4_096
 
 
 class KeptSegments:
     """The segment found longest ago is dropped first; the next reader fetches it again."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, limits: LogLimits = DEFAULT_LIMITS) -> None:
+        self._kept_max, self._partitions_kept_max = limits.segments_kept_max, limits.segment_partitions_kept_max
         self._by_partition: OrderedDict[PartitionId, tuple[SegmentEntry, ...]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -30,9 +27,9 @@ class KeptSegments:
     def add(self, partition: PartitionId, segment: SegmentEntry) -> None:
         """In place of those whose offsets it holds: readers do not go back behind a merge."""
         others = [kept for kept in self._by_partition.get(partition, ()) if kept.base < segment.base or segment.last < kept.last]
-        self._by_partition[partition] = (segment, *others)[:SEGMENTS_KEPT_MAX]
+        self._by_partition[partition] = (segment, *others)[: self._kept_max]
         self._by_partition.move_to_end(partition)
-        while len(self._by_partition) > PARTITIONS_KEPT_MAX:
+        while len(self._by_partition) > self._partitions_kept_max:
             self._by_partition.popitem(last=False)
 
     def drop(self, partition: PartitionId) -> None:

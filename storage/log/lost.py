@@ -1,12 +1,9 @@
 """When producers lost batches, of all partitions (ADR 9): what each partition knows of them is in `ProducerMemory.lost`."""
 
 from collections import OrderedDict
-from typing import Final, Protocol
+from typing import Protocol
 
-LOST_KEPT_MAX: Final = 1_024
-"""Producers of one partition."""
-LOST_OF_ALL_KEPT_MAX: Final = 32_768
-"""Producers of all partitions, 400 bytes of memory each."""
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 
 
 class LosesBatches(Protocol):
@@ -21,7 +18,8 @@ class LostBatches:
     who was forgotten waits, as a stranger, instead of being refused.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, limits: LogLimits = DEFAULT_LIMITS) -> None:
+        self._kept_max, self._of_all_kept_max = limits.lost_kept_max, limits.lost_of_all_kept_max
         self._at_s: OrderedDict[tuple[LosesBatches, int], float] = OrderedDict()
 
     def __len__(self) -> int:
@@ -31,9 +29,9 @@ class LostBatches:
         producers.lost[producer_id] = min(first_seq, producers.lost.pop(producer_id, first_seq))
         self._at_s[producers, producer_id] = now_s
         self._at_s.move_to_end((producers, producer_id))
-        if len(producers.lost) > LOST_KEPT_MAX:
+        if len(producers.lost) > self._kept_max:
             self._forget(producers, next(iter(producers.lost)))
-        if len(self._at_s) > LOST_OF_ALL_KEPT_MAX:
+        if len(self._at_s) > self._of_all_kept_max:
             self._forget(*next(iter(self._at_s)))
 
     def forget_before(self, producers: LosesBatches, before_s: float) -> None:

@@ -15,21 +15,20 @@ from storage.errors import StorageError, Unavailable
 from storage.formats.control import Control, ProducerState, decode_page
 from storage.limits import WRITE_REQUEST_OPS_MAX
 from storage.log.lane import Commit
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog
 from storage.log.producer_pages import NewPage, pages_needed, prepared_for
 from storage.metadata.port import Delete, MetadataStore
 
-PAGES_CACHED_MAX: Final = 128
-"""Over all partitions; a full page takes about 200 KiB of memory."""
-TIMEOUT_S: Final = 10.0
-SWEEP_EVERY_S: Final = 600.0
 WRITTEN: Final = Metric("forebay_producer_pages_written_total", "Pages of producer states written with commits")
 READ: Final = Metric("forebay_producer_pages_read_total", "Pages of producer states read")
 SWEPT: Final = Metric("forebay_producer_pages_swept_total", "Pages removed that no control record can name any more")
 
 
 class PageStore:
-    def __init__(self, *, metadata: MetadataStore, clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(self, *, metadata: MetadataStore, clock: Clock, telemetry: Telemetry, limits: LogLimits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
+        self._timeout_s = limits.producer_pages_timeout_s
         self._metadata = metadata
         self._clock = clock
         self._cached: OrderedDict[str, Mapping[int, ProducerState]] = OrderedDict()
@@ -45,7 +44,7 @@ class PageStore:
         had = commit.pages
         found: dict[str, Mapping[int, ProducerState]] = {}
         missing: list[str] = []
-        for name in pages_needed(control, commit.batches):
+        for name in pages_needed(control, commit.batches, self._limits):
             path = commit.log.keys.producer_page(name).path
             page = had.get(name) or self._cached.get(path)
             if page is None:
@@ -65,10 +64,10 @@ class PageStore:
         if not wanted:
             return
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(self._timeout_s):
                 records = await self._metadata.get_many([commit.log.keys.producer_page(name) for commit, name in wanted])
         except TimeoutError:
-            raise Unavailable(f"metadata did not answer: op=get_many keys={len(wanted)} after_s={TIMEOUT_S}") from None
+            raise Unavailable(f"metadata did not answer: op=get_many keys={len(wanted)} after_s={self._timeout_s}") from None
         self._read.inc(len(wanted))
         for (commit, name), record in zip(wanted, records, strict=True):
             if record is None:
@@ -89,7 +88,7 @@ class PageStore:
 
     def is_sweep_due(self, log: PartitionLog) -> bool:
         """True once at intervals: then the caller runs `sweep`."""
-        return log.producers.is_sweep_due(self._clock.monotonic_s(), every_s=SWEEP_EVERY_S)
+        return log.producers.is_sweep_due(self._clock.monotonic_s(), every_s=self._limits.producer_pages_sweep_every_s)
 
     async def sweep(self, log: PartitionLog, control: Control, version: int) -> None:
         """Remove pages that no control record can name any more: `control`, which was the record at `version`, does not, and they were
@@ -99,7 +98,7 @@ class PageStore:
         prefix = log.keys.producers_prefix
         named = {ref.name for ref in control.pages}
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(self._timeout_s):
                 names = [path.removeprefix(prefix) for path in await self._metadata.list(start, end)]
                 garbage = [name for name in names if name not in named and prepared_for(name) < version]
                 for begin in range(0, len(garbage), WRITE_REQUEST_OPS_MAX):
@@ -112,5 +111,5 @@ class PageStore:
     def _keep(self, path: str, page: Mapping[int, ProducerState]) -> None:
         self._cached[path] = page
         self._cached.move_to_end(path)
-        while len(self._cached) > PAGES_CACHED_MAX:
+        while len(self._cached) > self._limits.producer_pages_cached_max:
             self._cached.popitem(last=False)

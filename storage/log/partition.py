@@ -6,8 +6,8 @@ from typing import Final
 
 from runtime.telemetry import Metric, Telemetry
 from storage.formats.control import Control, LogState, control_bytes
-from storage.limits import MIB
 from storage.log.lane import Lane
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.lost import LostBatches
 from storage.log.producer_memory import ProducerMemory
 from storage.log.seen import NEVER_S, SeenControl
@@ -17,9 +17,6 @@ from storage.log.traffic import TopicTraffic, Traffic
 from storage.metadata.keys import PartitionKeys
 from storage.vocabulary import PartitionId
 
-PARTITIONS_KEPT_MAX: Final = 100_000
-PARTITIONS_BYTES_MAX: Final = 256 * MIB
-"""Estimated memory: enough for 30,000 to 60,000 partitions with full or half-full rings of entries, or 2,000 with the largest records."""
 LOG_BYTES: Final = 2_048
 """A log that knows nothing yet, with the dictionary entries that lead to it."""
 PAGE_NAME_BYTES: Final = 100
@@ -52,11 +49,11 @@ class Remembered:
 
     __slots__ = ("heard", "lost", "size_bytes", "waiting")
 
-    def __init__(self, heard: "Callable[[PartitionLog], None] | None" = None) -> None:
+    def __init__(self, heard: "Callable[[PartitionLog], None] | None" = None, *, limits: LogLimits = DEFAULT_LIMITS) -> None:
         self.heard = heard or (lambda _log: None)
         self.size_bytes = 0
-        self.lost = LostBatches()
-        self.waiting = AllStrangers()
+        self.lost = LostBatches(limits=limits)
+        self.waiting = AllStrangers(limits=limits)
 
 
 class PartitionLog:
@@ -159,17 +156,16 @@ class Partitions:
     def __init__(
         self,
         *,
-        kept_max: int = PARTITIONS_KEPT_MAX,
-        bytes_max: int = PARTITIONS_BYTES_MAX,
         telemetry: Telemetry | None = None,
         traffic: TopicTraffic | None = None,
+        limits: LogLimits = DEFAULT_LIMITS,
     ) -> None:
         self.refused: str | None = None
         """Why nothing may be answered from what is remembered; None while it may."""
         self._traffic = traffic or TopicTraffic()
-        self._kept_max = kept_max
-        self._bytes_max = bytes_max
-        self._remembered = Remembered(self._hear)
+        self._kept_max = limits.partitions_kept_max
+        self._bytes_max = limits.partitions_bytes_max
+        self._remembered = Remembered(self._hear, limits=limits)
         self._logs: OrderedDict[PartitionId, PartitionLog] = OrderedDict()
         self._by_control_path: dict[str, PartitionLog] = {}
         self._created = 0

@@ -22,6 +22,7 @@ from storage.log.damage import Damage
 from storage.log.decide import PRODUCER_EXPIRATION_MS
 from storage.log.index import EntryIndex
 from storage.log.inline import NO_INLINE, InlineSettings
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import Partitions
 from storage.log.read import Reader
 from storage.log.tail import TailCache
@@ -77,6 +78,7 @@ def open_log(
     traffic: TopicTraffic | None = None,
     shared: SharedBlocks | None = None,
     tracing: Tracing | None = None,
+    limits: LogLimits = DEFAULT_LIMITS,
 ) -> LogParts:
     """`walking` runs what goes through records one by one; None: where it is asked for.
 
@@ -89,14 +91,14 @@ def open_log(
     they are known to be. `former` tells the deleted topics that had the name of a topic, the one deleted last ahead. `traffic`: where bytes
     and records are counted by topic. `shared` keeps the objects of this broker for others of its machine.
     """
-    partitions = Partitions(telemetry=telemetry, traffic=traffic)
-    control_reads = ControlReads(metadata=metadata, partitions=partitions, nursery=nursery, doubt=doubt)
-    uploader = Uploader(objects=objects, clock=clock, chance=chance)
+    partitions = Partitions(telemetry=telemetry, traffic=traffic, limits=limits)
+    control_reads = ControlReads(metadata=metadata, partitions=partitions, nursery=nursery, doubt=doubt, limits=limits)
+    uploader = Uploader(objects=objects, clock=clock, chance=chance, limits=limits)
     sealer = Sealer(ids=ids, epoch=epoch, uploader=uploader, shared=shared)
     committer = Committer(
         metadata=metadata,
         control_reads=control_reads,
-        tail=TailCache(bytes_max=tail_bytes_max, telemetry=telemetry, readers=readers or Account()),
+        tail=TailCache(bytes_max=tail_bytes_max, telemetry=telemetry, readers=readers or Account(), limits=limits),
         epoch=epoch,
         upload_again=sealer.upload_again,
         clock=clock,
@@ -104,6 +106,7 @@ def open_log(
         nursery=nursery,
         telemetry=telemetry,
         producer_expiration_ms=producer_expiration_ms,
+        limits=limits,
         unknown_producers=UnknownProducers(
             metadata=metadata, former=former, clock=clock, nursery=nursery, expiration_ms=producer_expiration_ms
         ),
@@ -122,9 +125,10 @@ def open_log(
         nursery=nursery,
         telemetry=telemetry,
         tracing=tracing,
+        limits=limits,
     )
-    index = EntryIndex(metadata=metadata, control_reads=control_reads)
-    damage = Damage(clock=clock, telemetry=telemetry)
+    index = EntryIndex(metadata=metadata, control_reads=control_reads, limits=limits)
+    damage = Damage(clock=clock, telemetry=telemetry, limits=limits)
     reader = Reader(
         index=index,
         objects=blocks.store,
@@ -134,6 +138,7 @@ def open_log(
         clock=clock,
         nursery=nursery,
         telemetry=telemetry,
+        limits=limits,
     )
     time_search = TimeSearch(
         partitions=partitions,
@@ -142,8 +147,9 @@ def open_log(
         reader=reader,
         metadata=metadata,
         walking=walking or InlineBlocking(),
+        limits=limits,
     )
-    trimmer = Trimmer(metadata=metadata, partitions=partitions, control_reads=control_reads, entropy=chance.randbytes)
+    trimmer = Trimmer(metadata=metadata, partitions=partitions, control_reads=control_reads, entropy=chance.randbytes, limits=limits)
     producer_reads = ProducerReads(
         metadata=metadata, partitions=partitions, control_reads=control_reads, clock=clock, expiration_ms=producer_expiration_ms
     )

@@ -15,13 +15,10 @@ from storage.limits import (
     COMMIT_BATCHES_MAX,
     PRODUCER_BATCHES_KEPT,
     PRODUCER_KEPT_MS_MIN,
-    PRODUCER_PAGE_BYTES_MAX,
     PRODUCER_PAGES_MAX,
-    PRODUCER_PAGES_WRITTEN_MAX,
     PRODUCERS_HOT_BYTES_MAX,
-    PRODUCERS_HOT_MAX,
-    PRODUCERS_PER_COMMIT_MAX,
 )
+from storage.log.limits import LogLimits
 from storage.recordbatch import NO_PRODUCER
 
 PRODUCER_BYTES = 32
@@ -73,7 +70,7 @@ def find(control: Control, pages: Pages, producer_id: int) -> ProducerState | No
     return pages[control.pages[_place(control.pages, producer_id)].name].get(producer_id)
 
 
-def pages_needed(control: Control, claims: Sequence[Produced]) -> list[str]:
+def pages_needed(control: Control, claims: Sequence[Produced], limits: LogLimits) -> list[str]:
     """Names of the pages that deciding `claims` may look into: those of their producers, and those that may have to take others."""
     refs = control.pages
     if not refs:
@@ -85,16 +82,17 @@ def pages_needed(control: Control, claims: Sequence[Produced]) -> list[str]:
     for producer_id in others:
         if _is_covered(refs, producer_id):
             wanted[refs[_place(refs, producer_id)].name] = None
-    if claimed and len(hot) + len(others) > _sure_room():
+    if claimed and len(hot) + len(others) > _sure_room(limits):
         for producer_id in (*hot, *others):
             wanted[refs[_place(refs, producer_id)].name] = None
     return list(wanted)
 
 
-def fitting(control: Control, claims: Sequence[Produced]) -> int:
+def fitting(control: Control, claims: Sequence[Produced], limits: LogLimits) -> int:
     """How many of `claims`, from the first on, one commit takes; at least one. The rest is for the commits after it."""
     most = min(len(claims), COMMIT_BATCHES_MAX)
-    if most <= 1 or most <= _sure_room() // 2:
+    crowd = _sure_room(limits) // 2
+    if most <= 1 or most <= crowd:
         return most
     refs = control.pages
     producers: set[int] = set()
@@ -105,8 +103,8 @@ def fitting(control: Control, claims: Sequence[Produced]) -> int:
             continue
         producers.add(producer_id)
         places.add(_place(refs, producer_id))
-        is_crowd = len(producers) > _sure_room() // 2
-        if is_crowd and (len(places) > PRODUCER_PAGES_WRITTEN_MAX or len(producers) > PRODUCERS_PER_COMMIT_MAX):
+        is_crowd = len(producers) > crowd
+        if is_crowd and (len(places) > limits.producer_pages_written_max or len(producers) > limits.producers_per_commit_max):
             return index
     return most
 
@@ -116,10 +114,10 @@ def has_no_room(refs: Sequence[PageRef], *, now_ms: int) -> bool:
     return len(refs) >= PRODUCER_PAGES_MAX and min(ref.newest_ms for ref in refs) >= now_ms - PRODUCER_KEPT_MS_MIN
 
 
-def has_room(hot: Mapping[int, ProducerState], *, expired_before_ms: int) -> bool:
+def has_room(hot: Mapping[int, ProducerState], *, expired_before_ms: int, limits: LogLimits) -> bool:
     """False if `make_room` might change anything, of a partition without pages. `hot` is in the order of last use."""
     oldest = next(iter(hot.values()), None)
-    return len(hot) <= _sure_room() and (oldest is None or not is_expired(oldest, before_ms=expired_before_ms))
+    return len(hot) <= _sure_room(limits) and (oldest is None or not is_expired(oldest, before_ms=expired_before_ms))
 
 
 def is_expired(state: ProducerState, *, before_ms: int) -> bool:
@@ -146,6 +144,7 @@ def make_room(
     claimed: Collection[int],
     now_ms: int,
     expired_before_ms: int,
+    limits: LogLimits,
     name: str,
 ) -> PagedStates:
     """Forget what has expired, and when `hot` is over its bounds, move states into pages until half of the bounds is free.
@@ -154,18 +153,18 @@ def make_room(
     that they are in anyway. `pages` must hold what `pages_needed` named. New pages are named after `name`, which is unique to the attempt.
     """
     kept_refs = forget_expired(refs, hot, before_ms=expired_before_ms)
-    if len(hot) <= _sure_room():
+    if len(hot) <= _sure_room(limits):
         return PagedStates(hot, kept_refs, ())
     excess_bytes = sum(map(_size_bytes, hot.values())) - PRODUCERS_HOT_BYTES_MAX
-    excess_count = len(hot) - PRODUCERS_HOT_MAX
+    excess_count = len(hot) - limits.producers_hot_max
     if excess_bytes <= 0 and excess_count <= 0:
         return PagedStates(hot, kept_refs, ())
     excess_bytes += PRODUCERS_HOT_BYTES_MAX // 2
-    excess_count += PRODUCERS_HOT_MAX // 2
-    is_crowd = len(claimed) > _sure_room() // 2
+    excess_count += limits.producers_hot_max // 2
+    is_crowd = len(claimed) > _sure_room(limits) // 2
     replaced: dict[int, list[PageRef]] = {}
     written: list[NewPage] = []
-    for place, leaving in _by_place(refs, hot, claimed, is_crowd=is_crowd):
+    for place, leaving in _by_place(refs, hot, claimed, is_crowd=is_crowd, places_max=limits.producer_pages_written_max):
         if excess_bytes <= 0 and excess_count <= 0:
             break
         content = {
@@ -182,7 +181,7 @@ def make_room(
         begin = min(refs[place].first_pid if refs else leaving[0], *content)
         last = refs[place].last_pid if refs else -1
         replaced[place] = []
-        for part in _parts(sorted(content), content, last):
+        for part in _parts(sorted(content), content, last, page_bytes_max=limits.producer_page_bytes_max):
             new = NewPage(f"{name}-{len(written)}", ProducerPage(producers={producer_id: content[producer_id] for producer_id in part}))
             written.append(new)
             newest_ms = max(state.batches[-1].at_ms if state.batches else now_ms for state in new.page.producers.values())
@@ -194,7 +193,7 @@ def make_room(
 
 
 def _by_place(
-    refs: Sequence[PageRef], hot: Mapping[int, ProducerState], claimed: Collection[int], *, is_crowd: bool
+    refs: Sequence[PageRef], hot: Mapping[int, ProducerState], claimed: Collection[int], *, is_crowd: bool, places_max: int
 ) -> Iterator[tuple[int, list[int]]]:
     """Producers that may leave, oldest first, by the page they go to; as few pages as possible."""
     groups: dict[int, list[int]] = {}
@@ -208,15 +207,15 @@ def _by_place(
         if is_claimed:
             claimed_places.add(place)
     ranked = sorted(groups.items(), key=lambda group: (group[0] in claimed_places, len(group[1])), reverse=True)
-    return iter(ranked[:PRODUCER_PAGES_WRITTEN_MAX])
+    return iter(ranked[:places_max])
 
 
-def _parts(producer_ids: list[int], content: Mapping[int, ProducerState], last_pid: int) -> Iterator[list[int]]:
+def _parts(producer_ids: list[int], content: Mapping[int, ProducerState], last_pid: int, *, page_bytes_max: int) -> Iterator[list[int]]:
     """Cut sorted ids into pages: full ones where ids only grow, else equal ones, so that both halves can."""
     total_bytes = sum(_size_bytes(content[producer_id]) for producer_id in producer_ids)
-    count = -(-total_bytes // PRODUCER_PAGE_BYTES_MAX)
+    count = -(-total_bytes // page_bytes_max)
     is_growing = last_pid < 0 or all(producer_id > last_pid for producer_id in producer_ids[-max(1, len(producer_ids) // 8) :])
-    part_bytes_max = PRODUCER_PAGE_BYTES_MAX if count <= 1 or is_growing else -(-total_bytes // count)
+    part_bytes_max = page_bytes_max if count <= 1 or is_growing else -(-total_bytes // count)
     part: list[int] = []
     part_bytes = 0
     for producer_id in producer_ids:
@@ -251,9 +250,9 @@ def _is_covered(refs: Sequence[PageRef], producer_id: int) -> bool:
     return ref.first_pid <= producer_id <= ref.last_pid
 
 
-def _sure_room() -> int:
+def _sure_room(limits: LogLimits) -> int:
     """So many producers stay hot whatever they hold."""
-    return min(PRODUCERS_HOT_MAX, PRODUCERS_HOT_BYTES_MAX // (PRODUCER_BYTES + PRODUCER_BATCH_BYTES * PRODUCER_BATCHES_KEPT))
+    return min(limits.producers_hot_max, PRODUCERS_HOT_BYTES_MAX // (PRODUCER_BYTES + PRODUCER_BATCH_BYTES * PRODUCER_BATCHES_KEPT))
 
 
 def _size_bytes(state: ProducerState) -> int:

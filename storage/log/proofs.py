@@ -6,7 +6,7 @@ A read may be answered by a deposed leader of the shard, from an older state: an
 consumer that gets that answer begins anew somewhere else. Only a write is judged by the leader of the day. So the record is put once more,
 under the condition that it is still there; nothing but its version changes.
 
-Proofs of a log are shared, one at a time and no more often than every PROOF_EVERY_S, whatever its readers ask for. Each shard of the
+Proofs of a log are shared, one at a time and no more often than every `proof_every_s`, whatever its readers ask for. Each shard of the
 metadata store has places of its own, and a request that gets none in time is refused: a silent shard holds up only requests for its
 partitions, and these no longer when there are many.
 """
@@ -18,20 +18,25 @@ from typing import Final
 from runtime.supervision import Nursery
 from storage.errors import StorageError, Unavailable
 from storage.formats.control import LogState, encode
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog
 from storage.metadata.port import Applied, MetadataStore, Put, Status
 
 ATTEMPTS_MAX: Final = 4
 PAUSE_S: Final = 0.02
-PROOF_EVERY_S: Final = 0.2
-TIMEOUT_S: Final = 3.0
-"""For a proof, its wait for a place included."""
-AT_ONCE_MAX: Final = 16
-"""Per shard."""
 
 
 class Proofs:
-    def __init__(self, *, metadata: MetadataStore, refresh: Callable[[Iterable[PartitionLog]], Awaitable[None]], nursery: Nursery) -> None:
+    def __init__(
+        self,
+        *,
+        metadata: MetadataStore,
+        refresh: Callable[[Iterable[PartitionLog]], Awaitable[None]],
+        nursery: Nursery,
+        limits: LogLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self._limits = limits
+        self._timeout_s = limits.proof_timeout_s
         self._metadata = metadata
         self._refresh = refresh
         self._nursery = nursery
@@ -56,13 +61,13 @@ class Proofs:
         try:
             while (asked := self._next.get(log)) is not None:
                 try:
-                    async with asyncio.timeout(TIMEOUT_S), places:
+                    async with asyncio.timeout(self._timeout_s), places:
                         del self._next[log]  # who asks from here on was not there when it began
                         await self._prove(log)
                 except TimeoutError:
                     if self._next.get(log) is asked:  # it had no place
                         del self._next[log]
-                    _refuse(asked, Unavailable(f"metadata did not answer: op=prove after_s={TIMEOUT_S}"))
+                    _refuse(asked, Unavailable(f"metadata did not answer: op=prove after_s={self._timeout_s}"))
                 except StorageError as error:
                     _refuse(asked, error)
                 except BaseException:
@@ -70,7 +75,7 @@ class Proofs:
                     raise
                 else:
                     asked.set_result(None)
-                await asyncio.sleep(PROOF_EVERY_S)
+                await asyncio.sleep(self._limits.proof_every_s)
         finally:
             self._under_way.discard(log)
             if (left := self._next.pop(log, None)) is not None:
@@ -79,7 +84,7 @@ class Proofs:
     def _places_of(self, log: PartitionLog) -> asyncio.Semaphore:
         shard = self._metadata.shard_of(log.keys.partition_key)
         if shard not in self._places:
-            self._places[shard] = asyncio.Semaphore(AT_ONCE_MAX)
+            self._places[shard] = asyncio.Semaphore(self._limits.proofs_at_once_max)
         return self._places[shard]
 
     async def _prove(self, log: PartitionLog) -> None:

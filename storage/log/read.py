@@ -21,12 +21,12 @@ from storage.errors import Corrupt, EndsEarly, NotFound, StorageError, Unavailab
 from storage.formats.control import Entry, EntrySource, SegmentEntry, Spans
 from storage.formats.source import object_of
 from storage.formats.wal import object_key
-from storage.limits import KIB
 from storage.log.control_reads import ControlReads
 from storage.log.damage import Cause, Damage
-from storage.log.entries_ahead import SAID_ENTRIES_MAX, EntriesAhead, Range
+from storage.log.entries_ahead import EntriesAhead, Range
 from storage.log.flights import Flights
 from storage.log.index import EntryIndex, check_range
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog
 from storage.log.read_ahead import ReadAhead
 from storage.log.readplan import scan
@@ -36,13 +36,7 @@ from storage.log.tail import BatchRun
 from storage.objects.requests import caused_by
 from storage.vocabulary import PartitionId
 
-WINDOW_BYTES_MIN: Final = 256 * KIB
-"""The least that is scanned at once: many small batches are passed over in one go."""
 READ_TIMEOUT_S: Final = 20.0
-PLACES_KEPT_MAX: Final = 16_384
-"""Over all partitions; one takes 400 bytes of memory."""
-SOURCES_MAX: Final = 16
-"""Entries that one read may find replaced, or to have no batch behind its offset."""
 
 
 class ReadPlace(NamedTuple):
@@ -59,7 +53,8 @@ class ReadPlaces:
     The place that was noted longest ago is forgotten first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, kept_max: int) -> None:
+        self._kept_max = kept_max
         self._places: OrderedDict[tuple[PartitionId, int], ReadPlace] = OrderedDict()
 
     def __len__(self) -> int:
@@ -71,7 +66,7 @@ class ReadPlaces:
     def add(self, partition: PartitionId, offset: int, place: ReadPlace) -> None:
         self._places[partition, offset] = place
         self._places.move_to_end((partition, offset))
-        while len(self._places) > PLACES_KEPT_MAX:
+        while len(self._places) > self._kept_max:
             self._places.popitem(last=False)
 
     def drop(self, partition: PartitionId, offset: int) -> None:
@@ -117,19 +112,21 @@ class Reader:
         clock: Clock,
         nursery: Nursery,
         telemetry: Telemetry,
+        limits: LogLimits = DEFAULT_LIMITS,
     ) -> None:
+        self._limits = limits
         self._index = index
         self._blocks = blocks
         self._control_reads = control_reads
         self._damage = damage
-        self._places = ReadPlaces()
+        self._places = ReadPlaces(kept_max=limits.read_places_kept_max)
         self._nursery = nursery
-        self._read_ahead = ReadAhead(blocks, clock=clock, nursery=nursery, telemetry=telemetry)
-        self._entries_ahead = EntriesAhead(blocks, self._read_ahead, clock=clock)
+        self._read_ahead = ReadAhead(blocks, clock=clock, nursery=nursery, telemetry=telemetry, limits=limits)
+        self._entries_ahead = EntriesAhead(blocks, self._read_ahead, clock=clock, limits=limits)
         self._looking_ahead: set[PartitionLog] = set()
         """Whose index is read for what comes next."""
-        self.segments = SegmentReader(objects=objects, blocks=blocks, read_ahead=self._read_ahead)
-        self.flights = Flights(self, nursery=nursery, clock=clock)
+        self.segments = SegmentReader(objects=objects, blocks=blocks, read_ahead=self._read_ahead, limits=limits)
+        self.flights = Flights(self, nursery=nursery, clock=clock, limits=limits)
 
     def cached(self, log: PartitionLog, offset: int) -> BatchRun | None:
         """The run that holds `offset`, if the tail cache has it."""
@@ -146,7 +143,14 @@ class Reader:
             return Elsewhere.TO_BE_READ
         if isinstance(entry, Entry):
             try:
-                return read_inline(log.partition, entry, offset, bytes_max=bytes_max, at_least_one=at_least_one)
+                return read_inline(
+                    log.partition,
+                    entry,
+                    offset,
+                    bytes_max=bytes_max,
+                    at_least_one=at_least_one,
+                    join_below_bytes=self._limits.join_below_bytes,
+                )
             except Corrupt:
                 return Elsewhere.TO_BE_READ
         return self.segments.read_here(
@@ -188,7 +192,7 @@ class Reader:
     async def _stored_at(self, log: PartitionLog, offset: int, terms: _Terms) -> BatchRun | None:
         at = offset
         source = await self._index.find(log, at)
-        for _ in range(SOURCES_MAX):
+        for _ in range(self._limits.read_sources_max):
             failed: NotFound | EndsEarly | Corrupt | None = None
             try:
                 run = await self._read_source(log, source, at, terms)
@@ -240,7 +244,14 @@ class Reader:
         self._entries_ahead.forget_old()
         if isinstance(source, Entry):
             if isinstance(source.batches, bytes):
-                return read_inline(log.partition, source, offset, bytes_max=terms.bytes_max, at_least_one=terms.at_least_one)
+                return read_inline(
+                    log.partition,
+                    source,
+                    offset,
+                    bytes_max=terms.bytes_max,
+                    at_least_one=terms.at_least_one,
+                    join_below_bytes=self._limits.join_below_bytes,
+                )
             if not terms.is_in_order:
                 return await self._read(log, source, source.batches, offset, terms)
             is_here = self._blocks.is_here(object_key(source.object_id), *source.extent)
@@ -259,11 +270,12 @@ class Reader:
         )
 
     def _look_ahead(self, log: PartitionLog, source: Entry, *, is_through: bool, has_waited: bool) -> None:
-        following = self._index.following_here(log, source.last + 1, entries_max=SAID_ENTRIES_MAX)
+        entries_max = self._limits.said_entries_max
+        following = self._index.following_here(log, source.last + 1, entries_max=entries_max)
         if following or (log.partition, source.base) in self._entries_ahead.said:
             self._entries_ahead.follow(log.partition, source, following, is_through=is_through, has_waited=has_waited)
         end = (following[-1] if following else source).last + 1
-        if len(following) < SAID_ENTRIES_MAX and end < log.seen.high_watermark and log not in self._looking_ahead:
+        if len(following) < entries_max and end < log.seen.high_watermark and log not in self._looking_ahead:
             self._looking_ahead.add(log)
             self._nursery.spawn(self._look_at_index(log, end), name="index-ahead")
 
@@ -279,7 +291,7 @@ class Reader:
         bytes_max = terms.bytes_max
         key = object_key(entry.object_id)
         span, position, base = _start(self._places.find(log.partition, offset), entry, offset)
-        window_bytes = max(WINDOW_BYTES_MIN, bytes_max)
+        window_bytes = max(self._limits.read_window_bytes_min, bytes_max)
         views: list[memoryview] = []
         try:
             while span < len(spans):
@@ -306,7 +318,7 @@ class Reader:
                 if not terms.at_least_one and found.first_bytes > bytes_max:
                     return None
                 if found.starts:
-                    run, end_position = stamp(views, found, where, entry)
+                    run, end_position = stamp(views, found, where, entry, join_below_bytes=self._limits.join_below_bytes)
                     self._places.add(log.partition, run.last + 1, ReadPlace(entry.base, span, position + end_position))
                     return run
                 if found.missing_bytes and position + window_size >= span_end:
@@ -321,7 +333,9 @@ class Reader:
             raise
 
 
-def read_inline(partition: PartitionId, entry: Entry, offset: int, *, bytes_max: int, at_least_one: bool) -> BatchRun | None:
+def read_inline(
+    partition: PartitionId, entry: Entry, offset: int, *, bytes_max: int, at_least_one: bool, join_below_bytes: int
+) -> BatchRun | None:
     """As `Reader.stored_within`, of an entry that carries its batches. Raises `Corrupt`."""
     assert isinstance(entry.batches, bytes), f"not inline: {entry.base}..{entry.last}"
     views = (memoryview(entry.batches),)
@@ -332,7 +346,7 @@ def read_inline(partition: PartitionId, entry: Entry, offset: int, *, bytes_max:
         return None
     if not found.starts:
         raise Corrupt(f"an entry has fewer records than it says: {where}")
-    return stamp(views, found, where, entry)[0]
+    return stamp(views, found, where, entry, join_below_bytes=join_below_bytes)[0]
 
 
 def _start(place: ReadPlace | None, entry: Entry, offset: int) -> tuple[int, int, int]:

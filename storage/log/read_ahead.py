@@ -16,34 +16,21 @@ from runtime.clock import Clock
 from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
 from storage.cache.blocks import BlockCache
-from storage.cache.eviction import HISTORY_SHARE_MAX
 from storage.errors import StorageError
-from storage.limits import MIB, PART_BYTES
+from storage.limits import PART_BYTES
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.objects.requests import CAUSE
 
 AHEAD_BLOCKS_LEAST: Final = 1
 """Blocks of the cache in front of a consumer, below which more is fetched."""
 AHEAD_BLOCKS: Final = 2
 """In one GET, if there is room for both."""
-READS_AHEAD_MAX: Final = 24
-"""Under way at a time, over all partitions."""
-READING_AHEAD_BYTES_MAX: Final = 32 * MIB
-"""Under way at a time: well below what storage/cache/shares.py allows of all, so that reads find a place beside them."""
-FRONT_SHARE_MIN: Final = 1 / 4
-"""As a share of the block cache: what may lie in front of all consumers in order, or be on its way there, whatever is evicted for it. It is
-half of what history has for certain, and more where there are few consumers, or where the tail has little. The rest is for the pieces that
-they are in, so that nothing is evicted before it is read, and fetched again.
-"""
 PIECES_IN_BYTES: Final = 2 * PART_BYTES
 """What the pieces that a consumer is in may take."""
 FRONT_KEPT_S: Final = 60.0
 """A consumer that has read nothing for longer leaves its part to the others."""
-FRONTS_KEPT_MAX: Final = 1_024
-"""Segments, and partitions in WAL objects, in which consumers are in order."""
 CACHE_BLOCKS_MIN: Final = 8
 """A smaller cache keeps nothing long enough for a later read."""
-TIMEOUT_S: Final = 20.0
-"""As a read has."""
 
 READ_AHEAD: Final = Metric(
     "forebay_read_ahead_total",
@@ -51,14 +38,15 @@ READ_AHEAD: Final = Metric(
     ("outcome",),
 )
 
-assert AHEAD_BLOCKS <= CACHE_BLOCKS_MIN * FRONT_SHARE_MIN, "the smallest cache that is used has room for one"
+assert CACHE_BLOCKS_MIN * DEFAULT_LIMITS.front_share_min >= AHEAD_BLOCKS, "the smallest cache that is used has room for one"
 
 
 class Fronts:
     """How much lies in the cache in front of consumers in order, by the segment that they read, or by consumer."""
 
-    def __init__(self, *, clock: Clock) -> None:
+    def __init__(self, *, clock: Clock, kept_max: int) -> None:
         self._clock = clock
+        self._kept_max = kept_max
         self._fronts: OrderedDict[Hashable, tuple[int, float]] = OrderedDict()
         self.bytes = 0
         """In front of all of them."""
@@ -74,7 +62,7 @@ class Fronts:
             self.bytes += size_bytes
         while self._fronts:
             oldest, (_, noted_s) = next(iter(self._fronts.items()))
-            if len(self._fronts) <= FRONTS_KEPT_MAX and noted_s >= now_s - FRONT_KEPT_S:
+            if len(self._fronts) <= self._kept_max and noted_s >= now_s - FRONT_KEPT_S:
                 break
             self._forget(oldest)
 
@@ -86,10 +74,13 @@ class Fronts:
 class ReadAhead:
     """Tasks of `nursery` fetch, and nothing but the cache holds what they bring."""
 
-    def __init__(self, blocks: BlockCache, *, clock: Clock, nursery: Nursery, telemetry: Telemetry) -> None:
+    def __init__(
+        self, blocks: BlockCache, *, clock: Clock, nursery: Nursery, telemetry: Telemetry, limits: LogLimits = DEFAULT_LIMITS
+    ) -> None:
+        self._limits = limits
         self._blocks = blocks
         self._nursery = nursery
-        self.fronts = Fronts(clock=clock)
+        self.fronts = Fronts(clock=clock, kept_max=limits.fronts_kept_max)
         """What lies in front of readers of segments."""
         self._under_way: dict[tuple[str, int], int] = {}
         """By object and first byte, how many bytes."""
@@ -134,7 +125,8 @@ class ReadAhead:
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether so much may be fetched now, on top of what lies in front of consumers, or is on its way there."""
-        if len(self._under_way) >= READS_AHEAD_MAX or self._bytes_under_way + size_bytes > READING_AHEAD_BYTES_MAX:
+        limits = self._limits
+        if len(self._under_way) >= limits.reads_ahead_max or self._bytes_under_way + size_bytes > limits.reading_ahead_bytes_max:
             return False
         is_spare = self._bytes_to_begin + size_bytes <= self._blocks.spare_bytes
         front_bytes = self.fronts.bytes + self._blocks.claimed_bytes + self._said_bytes_under_way
@@ -146,8 +138,8 @@ class ReadAhead:
         in.
         """
         cache_bytes = self._blocks.bytes_max
-        history_bytes = max(cache_bytes * HISTORY_SHARE_MAX, self._blocks.history_bytes_max)
-        return max(cache_bytes * FRONT_SHARE_MIN, history_bytes - len(self.fronts) * PIECES_IN_BYTES)
+        history_bytes = max(cache_bytes * self._limits.front_history_share, self._blocks.history_bytes_max)
+        return max(cache_bytes * self._limits.front_share_min, history_bytes - len(self.fronts) * PIECES_IN_BYTES)
 
     def spawn(self, key: str, start: int, end: int, *, is_said: bool = False) -> "asyncio.Task[None]":
         """Fetch what is missing of [start, end) of an object from `start` on. Nothing else that begins there may be under way.
@@ -174,7 +166,7 @@ class ReadAhead:
         CAUSE.set("read_ahead")
         self._bytes_to_begin -= end - start
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(self._limits.read_ahead_timeout_s):
                 is_fetched = await self._blocks.fetch_ahead(key, start, end)
         except (StorageError, TimeoutError):
             # Nobody asked for it. Who reads these bytes finds out what became of them.

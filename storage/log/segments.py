@@ -10,22 +10,19 @@ from storage.cache.singleflight import SingleFlight
 from storage.errors import Corrupt
 from storage.formats.control import SegmentEntry
 from storage.formats.segment import (
-    FOOTER_READ_BYTES,
     SegmentFooter,
     check_block_of,
     decode_footer,
     footer_bytes_missing,
     segment_key,
 )
-from storage.limits import BLOCK_BYTES, MIB
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.read_ahead import ReadAhead
 from storage.log.readplan import first_batch_bytes, scan_stamped
 from storage.log.tail import BatchRun
 from storage.views import cut_views
 from storage.vocabulary import ObjectId, PartitionId
 
-FOOTERS_BYTES_MAX: Final = 16 * MIB
-"""Memory of the footers that are kept: those of some 1,400 segments of 64 MiB."""
 FOOTER_OVERHEAD_BYTES: Final = 1_024
 BLOCK_ENTRY_BYTES: Final = 40
 """What each block adds to the memory of a footer, in arrays."""
@@ -58,7 +55,9 @@ class _Stretch(NamedTuple):
 
 
 class SegmentReader:
-    def __init__(self, *, objects: RangeSource, blocks: BlockCache, read_ahead: ReadAhead) -> None:
+    def __init__(self, *, objects: RangeSource, blocks: BlockCache, read_ahead: ReadAhead, limits: LogLimits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
+        self._whole_bytes_max = limits.whole_segment_bytes_max
         self._objects = objects
         self._blocks = blocks
         self._read_ahead = read_ahead
@@ -88,7 +87,7 @@ class SegmentReader:
         if stretch is None:
             return Gap.TO_THE_END
         # The footer of a large segment was read apart, and is not read with its last block again.
-        object_size = footer.records_end if entry.size_bytes > BLOCK_BYTES else entry.size_bytes
+        object_size = footer.records_end if entry.size_bytes > self._whole_bytes_max else entry.size_bytes
         views = await self._blocks.read(stretch.key, stretch.begin, stretch.end, object_size=object_size, is_history=True)
         try:
             goes_on = is_in_order and is_awaited()
@@ -164,7 +163,7 @@ class SegmentReader:
 
     async def _read_footer(self, partition: PartitionId, entry: SegmentEntry) -> SegmentFooter:
         key, size_bytes = segment_key(partition, entry.object_id), entry.size_bytes
-        views = await self._read_end(key, size_bytes, FOOTER_READ_BYTES)
+        views = await self._read_end(key, size_bytes, self._limits.footer_read_bytes)
         try:
             end = b"".join(views)
             missing_bytes = footer_bytes_missing(end, size_bytes=size_bytes, key=key)
@@ -183,14 +182,14 @@ class SegmentReader:
         self.drop(entry.object_id)
         self._footers[entry.object_id] = footer
         self._footers_bytes += _memory_bytes(footer)
-        while self._footers_bytes > FOOTERS_BYTES_MAX:
+        while self._footers_bytes > self._limits.footers_bytes_max:
             _, oldest = self._footers.popitem(last=False)
             self._footers_bytes -= _memory_bytes(oldest)
         return footer
 
     async def _read_end(self, key: str, size_bytes: int, wanted_bytes: int) -> list[memoryview]:
         begin = max(0, size_bytes - wanted_bytes)
-        if size_bytes > BLOCK_BYTES:
+        if size_bytes > self._whole_bytes_max:
             return [memoryview(await self._objects.get_range(key, begin, size_bytes))]
         # All of a small segment comes with one GET, its batches too.
         return await self._blocks.read(key, begin, size_bytes, object_size=size_bytes, is_history=True)

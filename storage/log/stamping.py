@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from storage.errors import Corrupt
 from storage.formats.control import Entry
 from storage.log.readplan import Window
-from storage.log.tail import JOIN_BELOW_BYTES, BatchRun
+from storage.log.tail import BatchRun
 from storage.recordbatch import STAMP_BYTES, parse_header, restamp, verify, verify_parts
 from storage.views import cut_views, split_views
 
@@ -32,8 +32,10 @@ def check_passed(views: Sequence[memoryview], found: Window, where: object) -> N
             raise Corrupt(f"{error} position={position}") from None
 
 
-def stamp(views: Sequence[memoryview], found: Window, where: object, entry: Entry) -> tuple[BatchRun, int]:
+def stamp(views: Sequence[memoryview], found: Window, where: object, entry: Entry, *, join_below_bytes: int) -> tuple[BatchRun, int]:
     """Check each of the kept batches and give it its offset. Batches before a damaged one are served: the next read reports it.
+
+    Copies those of a smaller mean size than `join_below_bytes`.
 
     Returns them with their end in the window. Raises `Corrupt` if the first of them is damaged, or if they are more than `entry` says.
     """
@@ -41,7 +43,7 @@ def stamp(views: Sequence[memoryview], found: Window, where: object, entry: Entr
     positions = [position - origin for position in found.positions]
     kept = cut_views(views, origin, end_position)
     bounds = [*positions, end_position - origin]
-    views_of = _joined if end_position - origin < max(JOIN_BELOW_BYTES * len(positions), KEPT_SHARE_MIN * _whole_bytes(kept)) else _apart
+    views_of = _joined if end_position - origin < max(join_below_bytes * len(positions), KEPT_SHARE_MIN * _whole_bytes(kept)) else _apart
     stamped = views_of(kept, found.starts, bounds, where)
     whole, starts = stamped.whole, found.starts
     if stamped.damage is not None:

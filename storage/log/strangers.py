@@ -2,14 +2,10 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.vocabulary import PartitionId
-
-STRANGERS_KEPT_MAX: Final = 1_024
-"""Per partition."""
-STRANGERS_OF_ALL_KEPT_MAX: Final = 32_768
-"""Over all partitions, 500 bytes of memory each."""
 
 
 class PermittedStart(NamedTuple):
@@ -34,7 +30,8 @@ class AllStrangers:
     else those of a partition that is forgotten again and again would never begin.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, limits: LogLimits = DEFAULT_LIMITS) -> None:
+        self.kept_of_one_max, self._kept_max = limits.strangers_kept_max, limits.strangers_of_all_kept_max
         self._last_s: OrderedDict[tuple[Strangers, int], float] = OrderedDict()
         self._not_empty: dict[PartitionId, Strangers] = {}
 
@@ -58,7 +55,7 @@ class AllStrangers:
         """For one more of these. If there are too many, those that went away make room, then one of a partition that has more of them: so a
         crowd at some partitions keeps nobody out of the others.
         """
-        while len(self._last_s) >= STRANGERS_OF_ALL_KEPT_MAX:
+        while len(self._last_s) >= self._kept_max:
             (others, producer_id), last_s = next(iter(self._last_s.items()))
             if last_s >= gone_before_s and len(others.refused) <= len(strangers.refused) + 1:
                 return False
@@ -90,7 +87,7 @@ class Strangers:
             return
         self.forget(producer_id)
         self._forget_gone(now_s - 2 * wait_s)
-        if len(self.refused) < STRANGERS_KEPT_MAX and self._waiting.has_room(self, now_s - 2 * wait_s):
+        if len(self.refused) < self._waiting.kept_of_one_max and self._waiting.has_room(self, now_s - 2 * wait_s):
             self.refused[producer_id] = Stranger(start, now_s, now_s)
             self._waiting.note(self, producer_id, now_s)
 

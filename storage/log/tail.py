@@ -15,6 +15,7 @@ import msgspec
 from runtime.frames import Account, Frame
 from runtime.telemetry import Metric, Telemetry
 from storage.log.batch import Batch
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.recordbatch import restamp
 from storage.views import cut_views
 
@@ -82,8 +83,6 @@ TAIL_BYTES: Final = Metric(
     aggregation="sum",
 )
 
-JOIN_BELOW_BYTES: Final = 16 * 1024
-"""Mean batch size below which a copy is cheaper than an object and a socket buffer per batch."""
 FRAME_SHARE_MIN: Final = 16
 """A batch that is less than a sixteenth of its frame is copied: the rest of the frame may have been refused."""
 DROPPED_KEPT_MAX: Final = 64
@@ -123,8 +122,9 @@ class Tail:
 class TailCache(Account):
     """Counts the whole of every frame that it keeps a part of, once. A frame that it drops while others hold it counts with `readers`."""
 
-    def __init__(self, *, bytes_max: int, telemetry: Telemetry, readers: Account) -> None:
+    def __init__(self, *, bytes_max: int, telemetry: Telemetry, readers: Account, limits: LogLimits = DEFAULT_LIMITS) -> None:
         super().__init__()
+        self._join_below_bytes = limits.join_below_bytes
         self._bytes_max = bytes_max
         self._readers = readers
         self._order: deque[tuple[Tail, int, Frame | None]] = deque()
@@ -138,7 +138,7 @@ class TailCache(Account):
         """Take the batches of one commit with their base offsets, stamp them, and make room."""
         if not appended:
             return
-        for run in _runs_of(appended):
+        for run in _runs_of(appended, self._join_below_bytes):
             frame = run.views[0].obj
             cost = RUN_OVERHEAD_BYTES
             if isinstance(frame, Frame):
@@ -170,8 +170,8 @@ class TailCache(Account):
         oldest.drop_oldest()
 
 
-def _runs_of(appended: Sequence[tuple[Batch, int]]) -> list[BatchRun]:
-    if len(appended) > 1 and sum([batch.size_bytes for batch, _ in appended]) < JOIN_BELOW_BYTES * len(appended):
+def _runs_of(appended: Sequence[tuple[Batch, int]], join_below_bytes: int) -> list[BatchRun]:
+    if len(appended) > 1 and sum([batch.size_bytes for batch, _ in appended]) < join_below_bytes * len(appended):
         joined = bytearray().join([batch.view for batch, _ in appended])
         positions = []
         position = 0
@@ -185,7 +185,7 @@ def _runs_of(appended: Sequence[tuple[Batch, int]]) -> list[BatchRun]:
     runs = []
     for batch, base_offset in appended:
         kept = batch.view
-        if batch.size_bytes < JOIN_BELOW_BYTES or batch.size_bytes * FRAME_SHARE_MIN < memoryview(kept.obj).nbytes:
+        if batch.size_bytes < join_below_bytes or batch.size_bytes * FRAME_SHARE_MIN < memoryview(kept.obj).nbytes:
             kept = memoryview(bytearray(kept))
         restamp(kept, 0, base_offset)
         runs.append(BatchRun(base_offset, base_offset + batch.record_count - 1, (kept.toreadonly(),), (base_offset,), (0,)))

@@ -23,6 +23,7 @@ from storage.log.control_reads import ControlReads
 from storage.log.entry_scan import EntriesMoved, entry_pages
 from storage.log.entry_times import EntryTimes
 from storage.log.index import EntryIndex, readable
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog, Partitions
 from storage.log.read import Reader
 from storage.log.record_times import first_reaching, greatest_from
@@ -34,12 +35,7 @@ from storage.recordbatch import CODEC_MASK, NO_TIMESTAMP, BatchHeader, parse_hea
 from storage.vocabulary import PartitionId
 
 READ_BYTES: Final = 1 << 20
-SCAN_S: Final = 20.0
-"""One question goes through entries for so long; the next one goes on where it ended."""
 SCANS_AT_ONCE: Final = 4
-TRIMS_MET_MAX: Final = 5
-LOGS_REMEMBERED_MAX: Final = 256
-ANSWERS_REMEMBERED_MAX: Final = 4_096
 GREATEST: Final = -2
 """As the time of a question: the greatest there is."""
 WALKED_HERE_BYTES_MAX: Final = 4_096
@@ -65,7 +61,9 @@ class TimeSearch:
         reader: Reader,
         metadata: MetadataStore,
         walking: Blocking,
+        limits: LogLimits = DEFAULT_LIMITS,
     ) -> None:
+        self._limits = limits
         self._partitions = partitions
         self._control_reads = control_reads
         self._index = index
@@ -99,7 +97,7 @@ class TimeSearch:
 
     async def _untrimmed(self, partition: PartitionId, search: Callable[[], Awaitable[T]]) -> T:
         """What is searched may be trimmed or compacted meanwhile: then the search begins anew."""
-        for _ in range(TRIMS_MET_MAX):
+        for _ in range(self._limits.trims_met_max):
             try:
                 with caused_by("time_search"):
                     return await search()
@@ -220,9 +218,9 @@ class TimeSearch:
         """What is known of the entries from `offset` on, which begins one, up to the end that `control` says."""
         found = self._times.get(log.partition)
         if found is None:
-            found = self._times[log.partition] = EntryTimes(offset), asyncio.Lock()
+            found = self._times[log.partition] = EntryTimes(offset, kept_max=self._limits.entries_timed_max), asyncio.Lock()
         self._times.move_to_end(log.partition)
-        while len(self._times) > LOGS_REMEMBERED_MAX:
+        while len(self._times) > self._limits.logs_timed_max:
             self._times.popitem(last=False)
         times, lock = found
         async with lock:  # a question from before a trim must not meet one from after it
@@ -242,7 +240,7 @@ class TimeSearch:
     @contextlib.asynccontextmanager
     async def _scanning(self, log: PartitionLog, begin: int, end: int) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout(SCAN_S), self._scans:
+            async with asyncio.timeout(self._limits.scan_s), self._scans:
                 yield
         except TimeoutError:
             text = f"too many entries for one search by time, ask again: partition={log.partition} offsets={begin}..{end}"
@@ -251,7 +249,7 @@ class TimeSearch:
     async def _pages(self, log: PartitionLog, control: Control, offset: int) -> AsyncGenerator[list[EntrySource], None]:
         """The entries from `offset` on, as of `control`, without gaps."""
         try:
-            async with contextlib.aclosing(entry_pages(self._metadata, log.keys, control, offset)) as pages:
+            async with contextlib.aclosing(entry_pages(self._metadata, log.keys, control, offset, limits=self._limits)) as pages:
                 async for page in pages:
                     yield page
         except EntriesMoved as moved:
@@ -276,6 +274,8 @@ class TimeSearch:
     async def _first_in(self, log: PartitionLog, offset: int, end: int, timestamp_ms: int) -> TimestampedOffset | None:
         """The first record from `offset` on that reaches the time, of the batches that begin before `end`."""
 
+        records_max = self._limits.records_walked_max
+
         async def search() -> TimestampedOffset | None:
             at = offset
             while at < end:
@@ -283,7 +283,9 @@ class TimeSearch:
                 for start, header, batch in _batches(run):
                     if header.max_timestamp < timestamp_ms or start + header.last_offset_delta < offset:
                         continue
-                    found = await self._walk(partial(first_reaching, batch, header, start, timestamp_ms, offset), header)
+                    found = await self._walk(
+                        partial(first_reaching, batch, header, start, timestamp_ms, offset, records_max=records_max), header
+                    )
                     if found is not None:
                         return found
                 at = run.last + 1
@@ -312,6 +314,8 @@ class TimeSearch:
     async def _greatest_in(self, log: PartitionLog, entry: EntrySource, from_offset: int) -> TimestampedOffset | None:
         """The first record with the greatest timestamp of those that trimming has left of `entry`."""
 
+        records_max = self._limits.records_walked_max
+
         async def search() -> TimestampedOffset | None:
             best: TimestampedOffset | None = None
             for begin, last in await self._promising(log, entry, from_offset):
@@ -324,7 +328,9 @@ class TimeSearch:
                         if start >= from_offset:
                             best = TimestampedOffset(start, header.max_timestamp)  # which record it is, is looked for in the end
                         else:
-                            best = await self._walk(partial(greatest_from, batch, header, start, from_offset), header)
+                            best = await self._walk(
+                                partial(greatest_from, batch, header, start, from_offset, records_max=records_max), header
+                            )
                     at = run.last + 1
             if best is None or best.offset < from_offset:
                 return best
@@ -342,7 +348,7 @@ class TimeSearch:
             self._answers.move_to_end(question)
             return self._answers[question]
         found = self._answers[question] = await self._asking.run(question, search)
-        while len(self._answers) > ANSWERS_REMEMBERED_MAX:
+        while len(self._answers) > self._limits.time_answers_kept_max:
             self._answers.popitem(last=False)
         return found
 

@@ -19,13 +19,13 @@ from storage.errors import Fenced, NotFound, OffsetOutOfRange, OutcomeUnknown, U
 from storage.formats.control import Control, LogState, encode
 from storage.log.control_reads import ControlReads, failure_of
 from storage.log.index import out_of_range, readable
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog, Partitions
 from storage.metadata.port import Applied, MetadataStore, NotApplied, Put, Status, Unknown, WriteOutcome
 from storage.vocabulary import PartitionId
 
 HIGH_WATERMARK: Final = -1
 """As the offset to trim before: delete all there is."""
-WRITE_TIMEOUT_S: Final = 10.0
 CONFLICTS_MAX: Final = 200
 """Commits of others that come first, before a change of the control record is given up."""
 
@@ -81,9 +81,15 @@ class Trimmer:
     """As the port `Trims` says."""
 
     def __init__(
-        self, *, metadata: MetadataStore, partitions: Partitions, control_reads: ControlReads, entropy: Entropy = os.urandom
+        self,
+        *,
+        metadata: MetadataStore,
+        partitions: Partitions,
+        control_reads: ControlReads,
+        entropy: Entropy = os.urandom,
+        limits: LogLimits = DEFAULT_LIMITS,
     ) -> None:
-        self._changes = _Changes(metadata, partitions, control_reads, entropy)
+        self._changes = _Changes(metadata, partitions, control_reads, entropy, write_timeout_s=limits.trim_write_timeout_s)
         self._control_reads = control_reads
 
     async def trim(self, partition: PartitionId, before: int) -> int:
@@ -121,9 +127,15 @@ class Fencer:
     """Keeps appends out of a partition: what was not committed when `fence` returns is refused, by every broker."""
 
     def __init__(
-        self, *, metadata: MetadataStore, partitions: Partitions, control_reads: ControlReads, entropy: Entropy = os.urandom
+        self,
+        *,
+        metadata: MetadataStore,
+        partitions: Partitions,
+        control_reads: ControlReads,
+        entropy: Entropy = os.urandom,
+        limits: LogLimits = DEFAULT_LIMITS,
     ) -> None:
-        self._changes = _Changes(metadata, partitions, control_reads, entropy)
+        self._changes = _Changes(metadata, partitions, control_reads, entropy, write_timeout_s=limits.trim_write_timeout_s)
         self._control_reads = control_reads
 
     async def fence(self, partition: PartitionId) -> int:
@@ -160,7 +172,10 @@ class Fencer:
 class _Changes:
     """Changes of control records that are no appends: read, decide, CAS, and again if others were first."""
 
-    def __init__(self, metadata: MetadataStore, partitions: Partitions, control_reads: ControlReads, entropy: Entropy) -> None:
+    def __init__(
+        self, metadata: MetadataStore, partitions: Partitions, control_reads: ControlReads, entropy: Entropy, *, write_timeout_s: float
+    ) -> None:
+        self._write_timeout_s = write_timeout_s
         self._metadata = metadata
         self._partitions = partitions
         self._control_reads = control_reads
@@ -209,7 +224,7 @@ class _Changes:
 
     async def _write(self, put: Put) -> WriteOutcome:
         try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
+            async with asyncio.timeout(self._write_timeout_s):
                 return await self._metadata.write([put])
         except TimeoutError:
-            return Unknown(f"no answer after {WRITE_TIMEOUT_S} s")
+            return Unknown(f"no answer after {self._write_timeout_s} s")

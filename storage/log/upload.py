@@ -7,21 +7,17 @@ succeeded; the size is compared to be sure of it.
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from runtime.clock import Clock
 from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, Unavailable
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.objects.port import ObjectStore
 from storage.vocabulary import Buffer
 
-TRY_TIMEOUT_S: Final = 15.0
-UPLOAD_TIMEOUT_S: Final = 25.0
-"""Below COMMIT_TIMEOUT_S. A store that takes ten seconds for everything is still written to; stores of S3 try again by themselves."""
-PAUSE_S: Final = 0.1
-
 
 class Uploader:
-    def __init__(self, *, objects: ObjectStore, clock: Clock, chance: random.Random) -> None:
+    def __init__(self, *, objects: ObjectStore, clock: Clock, chance: random.Random, limits: LogLimits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
         self._objects = objects
         self._clock = clock
         self._chance = chance
@@ -31,12 +27,12 @@ class Uploader:
 
         A try that failed is not repeated unless it `is_awaited`: `parts` keep in memory what was answered meanwhile.
         """
-        deadline_s = self._clock.monotonic_s() + UPLOAD_TIMEOUT_S
+        deadline_s = self._clock.monotonic_s() + self._limits.upload_timeout_s
         tries = 0
         while True:
             tries += 1
             try:
-                async with asyncio.timeout(TRY_TIMEOUT_S):
+                async with asyncio.timeout(self._limits.upload_try_timeout_s):
                     await self._objects.put_if_absent(key, parts)
                 return
             except AlreadyExists:
@@ -44,14 +40,14 @@ class Uploader:
                     return
                 raise Unavailable(f"another object has the name of a WAL object: key={key!r}") from None
             except (Unavailable, OutcomeUnknown, TimeoutError) as error:
-                pause_s = PAUSE_S * 2 ** min(tries, 5) * (0.5 + self._chance.random() / 2)
+                pause_s = self._limits.upload_pause_s * 2 ** min(tries, 5) * (0.5 + self._chance.random() / 2)
                 if self._clock.monotonic_s() + pause_s >= deadline_s or not is_awaited():
                     raise Unavailable(f"upload gave up: key={key!r} tries={tries} cause={error!r}") from error
             await asyncio.sleep(pause_s)
 
     async def _is_ours(self, key: str, size_bytes: int) -> bool:
         try:
-            async with asyncio.timeout(TRY_TIMEOUT_S):
+            async with asyncio.timeout(self._limits.upload_try_timeout_s):
                 return (await self._objects.stat(key)).size_bytes == size_bytes
         except (NotFound, Unavailable, TimeoutError):
             return False

@@ -8,16 +8,17 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
+
 UPLOADS_MAX: Final = 4
-SLOW_UPLOAD_S: Final = 1.0
-SLOW_UPLOADS_MAX: Final = 32
-"""Beyond it a slow upload keeps its place."""
 
 
 class UploadPlaces:
     """`on_free` is called, on the loop, whenever a place has become free."""
 
-    def __init__(self, *, on_free: Callable[[], None]) -> None:
+    def __init__(self, *, on_free: Callable[[], None], limits: LogLimits = DEFAULT_LIMITS) -> None:
+        self.slow_upload_s = limits.slow_upload_s
+        self._slow_uploads_max = limits.slow_uploads_max
         self._on_free = on_free
         self._places = asyncio.Semaphore(UPLOADS_MAX)
         self._asked = 0
@@ -52,7 +53,7 @@ class UploadPlaces:
 
     def begin_slow(self) -> bool:
         """False: too many are slow already."""
-        if self._slow >= SLOW_UPLOADS_MAX:
+        if self._slow >= self._slow_uploads_max:
             return False
         self._slow += 1
         return True
@@ -73,7 +74,7 @@ class UploadPlace:
 
     async def __aenter__(self) -> None:
         await self._places.take()
-        self._timer = asyncio.get_running_loop().call_later(SLOW_UPLOAD_S, self._turn_slow)
+        self._timer = asyncio.get_running_loop().call_later(self._places.slow_upload_s, self._turn_slow)
 
     def _turn_slow(self) -> None:
         if self._places.begin_slow():

@@ -16,11 +16,9 @@ from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import StorageError
 from storage.formats.control import Control
-from storage.limits import WRITERS_KEPT_MAX
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 
-LOOK_EVERY_S: Final = 10.0
 LOOK_TIMEOUT_S: Final = 10.0
-DEAD_KEPT_MAX: Final = 4_096
 LOOKS: Final = Metric("forebay_dead_writer_scans_total", "Reads of brokers/ to find which writers of a partition are gone", ("outcome",))
 
 
@@ -64,7 +62,11 @@ class BrokerEpoch:
 class DeadWriters:
     """Looks in the background and at intervals, so that no commit waits for it; what was found dead stays so."""
 
-    def __init__(self, *, epoch: BrokerEpoch, clock: Clock, nursery: Nursery, telemetry: Telemetry) -> None:
+    def __init__(
+        self, *, epoch: BrokerEpoch, clock: Clock, nursery: Nursery, telemetry: Telemetry, limits: LogLimits = DEFAULT_LIMITS
+    ) -> None:
+        self._limits = limits
+        self._writers_kept_max = limits.writers_kept_max
         self._epoch = epoch
         self._clock = clock
         self._nursery = nursery
@@ -76,10 +78,10 @@ class DeadWriters:
     def of(self, control: Control) -> Collection[int]:
         """The epochs in `writers` that are known to be gone; if there are too many of others, they are looked for."""
         writers = control.writers
-        if len(writers) <= WRITERS_KEPT_MAX:
+        if len(writers) <= self._writers_kept_max:
             return ()
         dead = [epoch for epoch in writers if epoch in self._dead]
-        if len(writers) - len(dead) > WRITERS_KEPT_MAX and not self._is_looking and self._clock.monotonic_s() >= self._look_at_s:
+        if len(writers) - len(dead) > self._writers_kept_max and not self._is_looking and self._clock.monotonic_s() >= self._look_at_s:
             self._is_looking = True
             self._nursery.spawn(self._look(frozenset(writers)), name="dead-writers")
         return dead
@@ -94,8 +96,8 @@ class DeadWriters:
         else:
             self._looks.labels("done").inc()
             self._dead.update(dict.fromkeys(sorted(named - live - {self._epoch.current})))
-            while len(self._dead) > DEAD_KEPT_MAX:
+            while len(self._dead) > self._limits.dead_writers_kept_max:
                 del self._dead[next(iter(self._dead))]
         finally:
             self._is_looking = False
-            self._look_at_s = self._clock.monotonic_s() + LOOK_EVERY_S
+            self._look_at_s = self._clock.monotonic_s() + self._limits.dead_writers_look_every_s

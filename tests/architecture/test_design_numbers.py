@@ -8,32 +8,24 @@ import pytest
 from broker.coordination.rendezvous import COORDINATOR_SLOTS
 from broker.fetching.limits import DEFAULT_FETCH_LIMITS
 from broker.fetching.waiters import TRUSTED_POLL_S
-from compactor.limits import DEFAULT_LIMITS
+from compactor.limits import DEFAULT_LIMITS as COMPACTOR_LIMITS
 from compactor.tidy_plan import TidyPolicy
 from storage.catalog.brokers import SESSION_TIMEOUT_MS
 from storage.catalog.limits import DEFAULT_LIMITS as CATALOG_LIMITS
 from storage.catalog.producer_ids import BLOCK_IDS
 from storage.catalog.topics import FORMER_MAX
 from storage.limits import (
-    CONTROL_BYTES_MAX,
     FLUSH_PARTITIONS_MAX,
     KIB,
     MIB,
-    PENDING_ENTRIES_MAX,
     PRODUCER_BATCHES_KEPT,
     PRODUCER_KEPT_MS_MIN,
     PRODUCER_PAGES_MAX,
     PRODUCERS_HOT_BYTES_MAX,
-    PRODUCERS_HOT_MAX,
-    WRITERS_KEPT_MAX,
 )
-from storage.log.append import COMMIT_TIMEOUT_S
 from storage.log.batcher import GATHER_S, FlushSettings
-from storage.log.commit import STRANGERS_WAIT_S
 from storage.log.decide import PRODUCER_EXPIRATION_MS
-from storage.log.page_store import SWEEP_EVERY_S
-from storage.log.record_times import RECORDS_WALKED_MAX
-from storage.log.time_search import SCAN_S
+from storage.log.limits import DEFAULT_LIMITS
 from storage.log.unknown_producers import PATIENCE_S as UNKNOWN_PATIENCE_S
 from storage.metadata.oxia.following import STREAMS_MAX
 
@@ -43,17 +35,17 @@ TOLD: Final = [
     ("commit", f"`storage.flush_bytes`, {FlushSettings().bytes_max // MIB} MiB"),
     ("commit", f"on partitions ({FLUSH_PARTITIONS_MAX:,})"),
     ("commit", f"goes {GATHER_S * 1_000:g} ms after its first batch"),
-    ("commit", f"When {PENDING_ENTRIES_MAX} are pending"),
-    ("commit", f"one put for {WORDS[PENDING_ENTRIES_MAX]} appends"),
-    ("commit", f"would exceed {CONTROL_BYTES_MAX // KIB} KiB"),
-    ("commit", f"when there are more than {WRITERS_KEPT_MAX}"),
-    ("commit", f"at most {COMMIT_TIMEOUT_S:g} s from sealing"),
+    ("commit", f"When {DEFAULT_LIMITS.pending_entries_max} are pending"),
+    ("commit", f"one put for {WORDS[DEFAULT_LIMITS.pending_entries_max]} appends"),
+    ("commit", f"would exceed {DEFAULT_LIMITS.control_bytes_max // KIB} KiB"),
+    ("commit", f"when there are more than {DEFAULT_LIMITS.writers_kept_max}"),
+    ("commit", f"at most {DEFAULT_LIMITS.commit_timeout_s:g} s from sealing"),
     ("commit", f"the last {WORDS[PRODUCER_BATCHES_KEPT]} batches"),
-    ("commit", f"{PRODUCERS_HOT_MAX} producers, or {PRODUCERS_HOT_BYTES_MAX // KIB} KiB"),
+    ("commit", f"{DEFAULT_LIMITS.producers_hot_max} producers, or {PRODUCERS_HOT_BYTES_MAX // KIB} KiB"),
     ("commit", f"({PRODUCER_PAGES_MAX} pages,"),
     ("commit", f"over {PRODUCER_KEPT_MS_MIN // 60_000} minutes ago"),
-    ("commit", f"refusing for {STRANGERS_WAIT_S:g} s"),
-    ("commit", f"in the last {2 * STRANGERS_WAIT_S:g} s: that one comes again"),
+    ("commit", f"refusing for {DEFAULT_LIMITS.strangers_wait_s:g} s"),
+    ("commit", f"in the last {2 * DEFAULT_LIMITS.strangers_wait_s:g} s: that one comes again"),
     ("commit", f"up to {FORMER_MAX} former topics"),
     ("commit", f"for {UNKNOWN_PATIENCE_S:g} s at most; where they take longer"),
     ("reading", f"longer than {DEFAULT_FETCH_LIMITS.grace_s:g} s is *late*"),
@@ -61,19 +53,19 @@ TOLD: Final = [
     ("reading", f"Up to {WORDS[DEFAULT_FETCH_LIMITS.reads_at_once]} are read at once"),
     ("reading", f"every {DEFAULT_FETCH_LIMITS.poll_s * 1_000:g} ms"),
     ("reading", f"up to {WORDS[STREAMS_MAX]} nodes of Oxia"),
-    ("reading", f"{SCAN_S:g} s at most"),
-    ("reading", f"up to {RECORDS_WALKED_MAX:,} records"),
+    ("reading", f"{DEFAULT_LIMITS.scan_s:g} s at most"),
+    ("reading", f"up to {DEFAULT_LIMITS.records_walked_max:,} records"),
     ("coordination", f"lasts {SESSION_TIMEOUT_MS // 1_000} s beyond"),
     ("coordination", f"{COORDINATOR_SLOTS} slots"),
     ("coordination", f"for up to {CATALOG_LIMITS.topics_cache_age_s:g} s"),
     ("coordination", f"blocks of {BLOCK_IDS:,} ids"),
-    ("upkeep", f"every {SWEEP_EVERY_S / 60:g} minutes at most"),
-    ("upkeep", f"when there are more than {WRITERS_KEPT_MAX}"),
-    ("upkeep", f"up to {PENDING_ENTRIES_MAX} entries of `pending`"),
+    ("upkeep", f"every {DEFAULT_LIMITS.producer_pages_sweep_every_s / 60:g} minutes at most"),
+    ("upkeep", f"when there are more than {DEFAULT_LIMITS.writers_kept_max}"),
+    ("upkeep", f"up to {DEFAULT_LIMITS.pending_entries_max} entries of `pending`"),
     ("upkeep", f"nobody appends for {TidyPolicy().idle_ms // 60_000} minutes"),
-    ("upkeep", f"or names more than {WORDS[DEFAULT_LIMITS.dead_writers_max]}"),
+    ("upkeep", f"or names more than {WORDS[COMPACTOR_LIMITS.dead_writers_max]}"),
     ("commit", f"nobody appends for {TidyPolicy().idle_ms // 60_000} minutes"),
-    ("words", f"at most {PENDING_ENTRIES_MAX}"),
+    ("words", f"at most {DEFAULT_LIMITS.pending_entries_max}"),
     ("words", f"the {COORDINATOR_SLOTS} shares"),
 ]
 

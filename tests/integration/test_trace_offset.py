@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from forebay.commands.debug.commands import debug
 from services.oxia import OxiaServer
 from services.versitygw import S3Server
-from storage.limits import PENDING_ENTRIES_MAX
+from storage.log.limits import DEFAULT_LIMITS
 from tests.kit.serving import IN_OBJECTS, Served, serving
 
 TOPIC = "orders"
@@ -77,14 +77,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Appends of each codec, with and without sequences, and enough of them that the first ones stand in an index chunk."""
     folder = tmp_path_factory.mktemp("cluster")
     with serving(folder, settings=IN_OBJECTS) as served:
-        for number in range(PENDING_ENTRIES_MAX + 4):
+        for number in range(DEFAULT_LIMITS.pending_entries_max + 4):
             append(served.bootstrap, codec=CODECS[number % len(CODECS)], idempotent=number % 2 == 1)
         yield Cluster(folder, served)
 
 
 def test_every_offset_is_found_while_the_broker_serves(cluster: Cluster) -> None:
     end = cluster.traced(0)["control"]["sequence_counter"]
-    assert end == (PENDING_ENTRIES_MAX + 4) * RECORDS_PER_APPEND
+    assert end == (DEFAULT_LIMITS.pending_entries_max + 4) * RECORDS_PER_APPEND
 
     found = [cluster.traced(offset) for offset in range(end)]
 

@@ -88,10 +88,11 @@ def commits_before_the_upload() -> Iterator[None]:
     """An upload that failed is taken for one that will still succeed (I1)."""
 
     async def upload(original: Original, self: Uploader, key: str, parts: Sequence[bytes], **how: Any) -> None:
+        self._limits = dataclasses.replace(self._limits, upload_timeout_s=0.01)
         with contextlib.suppress(Unavailable):
             await original(self, key, parts, **how)
 
-    with _around(Uploader, "upload", upload), mock.patch("storage.log.upload.UPLOAD_TIMEOUT_S", 0.01):
+    with _around(Uploader, "upload", upload):
         yield
 
 

@@ -14,6 +14,7 @@ from storage.errors import StorageError
 from storage.formats.control import Control, IndexChunk, PageRef, encode
 from storage.limits import SEQUENCE_MAX
 from storage.log import batch, commit, decide, lane, page_store, producer_pages, writers
+from storage.log.limits import LogLimits
 from storage.log.strangers import PermittedStart
 from storage.metadata.port import ABSENT, Applied, Put
 
@@ -21,10 +22,10 @@ from storage.metadata.port import ABSENT, Applied, Put
 @contextlib.contextmanager
 def drops_producers_without_spilling_them() -> Iterator[None]:
     def make_room(
-        refs: tuple[PageRef, ...], hot: dict[int, Any], _pages: object, *, claimed: Collection[int], **_how: object
+        refs: tuple[PageRef, ...], hot: dict[int, Any], _pages: object, *, claimed: Collection[int], limits: LogLimits, **_how: object
     ) -> producer_pages.PagedStates:
         for producer_id in list(hot):
-            if len(hot) <= producer_pages.PRODUCERS_HOT_MAX:
+            if len(hot) <= limits.producers_hot_max:
                 break
             if producer_id not in claimed:
                 del hot[producer_id]

@@ -16,6 +16,7 @@ from runtime.telemetry import Telemetry
 from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
 from storage.errors import AlreadyExists, OutcomeUnknown, StorageError, Unavailable
 from storage.log.batch import Appended
+from storage.log.limits import LogLimits
 from storage.log.writers import BrokerEpoch
 from storage.metadata import keys
 from storage.metadata.memory import MemorySession
@@ -261,17 +262,17 @@ async def test_the_epoch_is_the_new_one_while_the_former_session_is_still_being_
 
 @pytest.mark.parametrize("begun", ["before the loss", "while the former session is being closed"])
 async def test_a_batch_whose_outcome_got_lost_around_a_new_registration_is_never_appended_twice(
-    begun: str, monkeypatch: pytest.MonkeyPatch
+    begun: str,
 ) -> None:
     """The review's D: another broker drops what is written under an epoch that nobody has any more, and this one took it for its own."""
-    monkeypatch.setattr("storage.log.writers.WRITERS_KEPT_MAX", 0)
+    limits = LogLimits(writers_kept_max=0)
     async with living() as broker, staying(broker) as epoch, contextlib.AsyncExitStack() as closing:
         rival = BrokerDirectory(broker.metadata, clock=SystemClock())
         theirs = await rival.register(listeners=ELSEWHERE, rack=None, version="0", broker_id=2)
         objects = MemoryObjectStore(clock=SystemClock())
-        one = await closing.enter_async_context(rig(shared=broker.metadata.store, objects=objects, registered=epoch))
+        one = await closing.enter_async_context(rig(shared=broker.metadata.store, objects=objects, registered=epoch, limits=limits))
         other_epoch = BrokerEpoch(theirs.epoch, registered_epoch=lambda: rival.registered_epoch, live=rival.epochs_now)
-        other = await closing.enter_async_context(rig(shared=broker.metadata.store, objects=objects, registered=other_epoch))
+        other = await closing.enter_async_context(rig(shared=broker.metadata.store, objects=objects, registered=other_epoch, limits=limits))
         await one.parts.control_reads.refresh([one.parts.partitions.get(PARTITION)])
 
         sent = await sent_in_doubt(one) if begun == "before the loss" else None

@@ -13,6 +13,8 @@ from runtime.blocking import InlineBlocking
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from storage.formats.control import SegmentEntry, decode_segment
+from storage.log.limits import DEFAULT_LIMITS as DEFAULT_LOG_LIMITS
+from storage.log.limits import LogLimits
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import MetadataStore, children_of
 from storage.objects.port import ObjectStore
@@ -46,7 +48,12 @@ class OneByOne:
 
 @contextlib.asynccontextmanager
 async def opened(
-    metadata: object, objects: object, *, policy: CompactionPolicy = AT_ONCE, limits: CompactorLimits = DEFAULT_LIMITS
+    metadata: object,
+    objects: object,
+    *,
+    policy: CompactionPolicy = AT_ONCE,
+    limits: CompactorLimits = DEFAULT_LIMITS,
+    log_limits: LogLimits = DEFAULT_LOG_LIMITS,
 ) -> AsyncIterator[Compaction]:
     """`metadata` and `objects` are stores, or stand before some."""
     store: MetadataStore = metadata  # type: ignore[assignment]
@@ -55,7 +62,14 @@ async def opened(
     session = await store.open_session(timeout_ms=10_000)
     try:
         yield Compaction(
-            metadata=store, objects=blobs, session=session, ids=IdSource(clock=clock), clock=clock, policy=policy, limits=limits
+            metadata=store,
+            objects=blobs,
+            session=session,
+            ids=IdSource(clock=clock),
+            clock=clock,
+            policy=policy,
+            limits=limits,
+            log_limits=log_limits,
         )
     finally:
         await session.close()
@@ -63,9 +77,14 @@ async def opened(
 
 @contextlib.asynccontextmanager
 async def compacting(
-    metadata: object, objects: object, *, policy: CompactionPolicy = AT_ONCE, limits: CompactorLimits = DEFAULT_LIMITS
+    metadata: object,
+    objects: object,
+    *,
+    policy: CompactionPolicy = AT_ONCE,
+    limits: CompactorLimits = DEFAULT_LIMITS,
+    log_limits: LogLimits = DEFAULT_LOG_LIMITS,
 ) -> AsyncIterator[OneByOne]:
-    async with opened(metadata, objects, policy=policy, limits=limits) as compaction:
+    async with opened(metadata, objects, policy=policy, limits=limits, log_limits=log_limits) as compaction:
         yield OneByOne(compaction, objects, limits=limits)  # type: ignore[arg-type]
 
 

@@ -17,8 +17,8 @@ from storage.formats.compaction import CompactionState, decode_attempt
 from storage.formats.control import Control, LogState, encode, inline_bytes
 from storage.formats.segment import decode_footer, parse_segment_key, segment_key
 from storage.formats.wal import object_key
-from storage.limits import PENDING_ENTRIES_MAX
 from storage.log.inline import InlineSettings
+from storage.log.limits import DEFAULT_LIMITS
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Applied, DeleteRange, Put, WriteOp, WriteOutcome
@@ -344,7 +344,7 @@ async def test_a_compacted_log_equals_the_uncompacted_one_under_random_schedules
                 for step in range(60):
                     match chance.randrange(4):
                         case 0 | 1:
-                            count = chance.randint(1, PENDING_ENTRIES_MAX)
+                            count = chance.randint(1, DEFAULT_LIMITS.pending_entries_max)
                             await asyncio.gather(
                                 *[chance.choice([one, two]).send(record_batch(b"%d.%d" % (step, n))) for n in range(count)]
                             )
@@ -408,7 +408,7 @@ async def test_a_segment_takes_no_more_of_what_entries_carry_than_memory_should_
     shared, objects = MemoryMetadataStore(clock=SystemClock(), shards=1), MemoryObjectStore(clock=SystemClock())
     policy = CompactionPolicy(entries_due=1, inline_bytes_due=1)
     async with rig(shared=shared, objects=objects, inline=InlineSettings(bytes_max=1_024)) as broker:
-        for number in range(3 * PENDING_ENTRIES_MAX):
+        for number in range(3 * DEFAULT_LIMITS.pending_entries_max):
             await broker.send(record_batch(b"%d" % number))
         before = await broker.read_all()
         async with compacting(shared, objects, policy=policy, limits=CompactorLimits(inline_bytes_read_max=1)) as compaction:

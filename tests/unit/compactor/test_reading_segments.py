@@ -9,9 +9,8 @@ from storage.formats.control import SegmentEntry, SegmentFact, encode, with_rewr
 from storage.formats.segment import FOOTER_READ_BYTES, HEADER_BYTES, segment_key
 from storage.formats.wal import object_key
 from storage.limits import BLOCK_BYTES, MIB
-from storage.log import read as read_module
-from storage.log import segments
 from storage.log.entry_scan import entry_pages
+from storage.log.limits import LogLimits
 from storage.metadata.port import Applied, Delete, Put
 from storage.recordbatch import parse_header
 from tests.kit.record_batches import record_batch
@@ -253,9 +252,9 @@ async def test_a_footer_of_many_blocks_is_read_in_two_steps() -> None:
         assert [await read(broker, offset) for offset in (0, count - 1)] == [[0], [count - 1]]
 
 
-async def test_footers_beyond_the_memory_for_them_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "FOOTERS_BYTES_MAX", 3_000)
-    async with rig() as broker:
+async def test_footers_beyond_the_memory_for_them_are_read_again() -> None:
+    limits = LogLimits(footers_bytes_max=3_000)
+    async with rig(limits=limits) as broker:
         entries = [await put_segment(broker, IDS[number], [batch(number)], base=number, last=number) for number in range(5)]
         await set_segments(broker, *entries)
         for _ in range(2):
@@ -263,7 +262,7 @@ async def test_footers_beyond_the_memory_for_them_are_read_again(monkeypatch: py
         kept = broker.parts.reader.segments
 
         assert len(kept._footers) == 2
-        assert kept._footers_bytes <= segments.FOOTERS_BYTES_MAX
+        assert kept._footers_bytes <= limits.footers_bytes_max
 
 
 async def test_an_entry_that_contradicts_its_segment_is_damage() -> None:
@@ -275,18 +274,17 @@ async def test_an_entry_that_contradicts_its_segment_is_damage() -> None:
             await read(broker, 0)
 
 
-async def test_a_log_whose_entries_go_all_the_time_is_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_module, "SOURCES_MAX", 2)
-    async with rig() as broker:
+async def test_a_log_whose_entries_go_all_the_time_is_refused_for_now() -> None:
+    async with rig(limits=LogLimits(read_sources_max=2)) as broker:
         entries = [
             await put_segment(broker, IDS[number], [batch(10 * number)], base=10 * number, last=10 * number + 9) for number in range(2)
         ]
         await set_segments(broker, *entries)
 
         assert await read(broker, 9) == [10]
-        monkeypatch.setattr(read_module, "SOURCES_MAX", 1)
-        with pytest.raises(Unavailable, match="compacted faster"):
-            await read(broker, 9)
+        async with rig(shared=broker.shared, objects=broker.objects._inner, limits=LogLimits(read_sources_max=1)) as other:
+            with pytest.raises(Unavailable, match="compacted faster"):
+                await read(other, 9)
 
 
 @pytest.mark.parametrize("position", [HEADER_BYTES + 10, -60], ids=["a batch", "the footer"])

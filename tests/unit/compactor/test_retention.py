@@ -15,7 +15,7 @@ from storage.errors import NotFound, OffsetOutOfRange, OutcomeUnknown, Unavailab
 from storage.formats.control import Control, LogState, SegmentFact, encode
 from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
-from storage.limits import PENDING_ENTRIES_MAX
+from storage.log.limits import DEFAULT_LIMITS
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import ABSENT, DeleteRange, Put, WriteOp, WriteOutcome
 from storage.recordbatch import parse_header
@@ -99,7 +99,7 @@ async def test_the_newest_segment_stays_in_the_record_and_a_chunk_that_holds_log
     async with aging(old=20, segments=1) as log:
         segment = (await log.broker.control()).segment
         await log.append(5, age_h=2)
-        await log.append(PENDING_ENTRIES_MAX * 2)
+        await log.append(DEFAULT_LIMITS.pending_entries_max * 2)
         ends = await index_ends(log.broker.shared)
         await log.run()
         control = await log.broker.control()
@@ -107,7 +107,7 @@ async def test_the_newest_segment_stays_in_the_record_and_a_chunk_that_holds_log
         assert control.log_start == 50
         assert (control.segment, control.compaction_cursor) == (segment, 40), "it says where the cursor is"
         assert await index_ends(log.broker.shared) == [end for end in ends if end >= 50]
-        assert await base_offsets(log.broker, 50) == [*range(50, 50 + 4 * PENDING_ENTRIES_MAX, 2)]
+        assert await base_offsets(log.broker, 50) == [*range(50, 50 + 4 * DEFAULT_LIMITS.pending_entries_max, 2)]
 
 
 async def test_compaction_goes_on_behind_what_retention_took() -> None:
@@ -125,7 +125,7 @@ async def test_keys_below_what_a_client_has_deleted_go_and_those_that_straddle_i
         for _ in range(3):
             await log.append(10)
             await log.compact()
-        await log.append(PENDING_ENTRIES_MAX * 2)
+        await log.append(DEFAULT_LIMITS.pending_entries_max * 2)
         await log.broker.parts.trimmer.trim(PARTITION, 27)
         first = await log.run(ENDLESS)
         ends = await log.segment_ends()
@@ -136,7 +136,7 @@ async def test_keys_below_what_a_client_has_deleted_go_and_those_that_straddle_i
         assert (first.removed, first.log_start, first.keys, ends) == (0, 27, 1, [39])
         assert (second.log_start, await log.segment_ends()) == (63, [])
         assert await index_ends(log.broker.shared) == index, "the first chunk ends above it"
-        assert await base_offsets(log.broker, 63) == [62, *range(64, 60 + 4 * PENDING_ENTRIES_MAX, 2)]
+        assert await base_offsets(log.broker, 63) == [62, *range(64, 60 + 4 * DEFAULT_LIMITS.pending_entries_max, 2)]
 
 
 async def test_objects_are_left_to_the_collector() -> None:
@@ -275,29 +275,31 @@ WRITES = 4
 @contextlib.asynccontextmanager
 async def with_all_there_is_to_do() -> AsyncIterator[Aging]:
     async with aging(old=60, segments=3, limits=CompactorLimits(keys_per_delete=1)) as log:
-        await log.append(PENDING_ENTRIES_MAX, age_h=2)
-        await log.append(PENDING_ENTRIES_MAX)
+        await log.append(DEFAULT_LIMITS.pending_entries_max, age_h=2)
+        await log.append(DEFAULT_LIMITS.pending_entries_max)
         yield log
 
 
 async def check_done(log: Aging) -> None:
-    begin = 120 + 2 * PENDING_ENTRIES_MAX
+    begin = 120 + 2 * DEFAULT_LIMITS.pending_entries_max
     assert (await log.broker.control()).log_start == begin
     assert await log.segment_ends() == []
     assert [end for end in await index_ends(log.broker.shared) if end < begin] == []
-    assert await base_offsets(log.broker, begin) == [*range(begin, begin + 2 * PENDING_ENTRIES_MAX, 2)]
+    assert await base_offsets(log.broker, begin) == [*range(begin, begin + 2 * DEFAULT_LIMITS.pending_entries_max, 2)]
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("at", range(WRITES))
 async def test_one_that_dies_at_any_step_leaves_what_the_next_one_finishes(at: int, is_done: bool) -> None:
     async with with_all_there_is_to_do() as log:
-        begin = 120 + 2 * PENDING_ENTRIES_MAX
+        begin = 120 + 2 * DEFAULT_LIMITS.pending_entries_max
         with pytest.raises(Crash):
             await log.retention(Crashing(log.broker.shared, at=at, is_done=is_done)).run(PARTITION, HOUR)
-        assert await base_offsets(log.broker, begin) == [*range(begin, begin + 2 * PENDING_ENTRIES_MAX, 2)]
+        assert await base_offsets(log.broker, begin) == [*range(begin, begin + 2 * DEFAULT_LIMITS.pending_entries_max, 2)]
         if not at and not is_done:
-            assert await base_offsets(log.broker, 0) == [*range(0, begin + 2 * PENDING_ENTRIES_MAX, 2)], "nothing has gone before the CAS"
+            assert await base_offsets(log.broker, 0) == [*range(0, begin + 2 * DEFAULT_LIMITS.pending_entries_max, 2)], (
+                "nothing has gone before the CAS"
+            )
         await log.run()
 
         await check_done(log)

@@ -12,7 +12,7 @@ from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from storage.errors import OutcomeUnknown, Unavailable
 from storage.formats.control import Control, LogState, PageRef, ProducerPage, WriterEntry, decode_chunk, encode
-from storage.limits import PENDING_ENTRIES_MAX
+from storage.log.limits import DEFAULT_LIMITS
 from storage.log.ring import drained
 from storage.metadata.port import ABSENT, Key, Put
 from tests.kit.record_batches import record_batch
@@ -106,14 +106,14 @@ async def test_an_idle_ring_that_is_compacted_goes_and_appends_and_reads_go_on()
 
         assert (control.pending, control.sequence_counter, control.compaction_cursor) == ((), 40, 40)
         assert await base_offsets(log.broker, 0) == [*range(0, 40, 2)]
-        await log.append(PENDING_ENTRIES_MAX + 3)
-        assert await base_offsets(log.broker, 0) == [*range(0, 40 + 2 * PENDING_ENTRIES_MAX + 6, 2)]
+        await log.append(DEFAULT_LIMITS.pending_entries_max + 3)
+        assert await base_offsets(log.broker, 0) == [*range(0, 40 + 2 * DEFAULT_LIMITS.pending_entries_max + 6, 2)]
         await log.compact()
-        assert await base_offsets(log.broker, 0) == [*range(0, 40 + 2 * PENDING_ENTRIES_MAX + 6, 2)]
+        assert await base_offsets(log.broker, 0) == [*range(0, 40 + 2 * DEFAULT_LIMITS.pending_entries_max + 6, 2)]
 
 
 async def test_a_chunk_of_a_ring_that_has_gone_may_come_late_and_means_nothing() -> None:
-    async with aging(new=PENDING_ENTRIES_MAX) as log:
+    async with aging(new=DEFAULT_LIMITS.pending_entries_max) as log:
         await log.compact()
         async with rig(shared=log.broker.shared, objects=log.broker.objects._inner, epoch=8) as other:
             other.metadata.faults.append("late")
@@ -125,15 +125,15 @@ async def test_a_chunk_of_a_ring_that_has_gone_may_come_late_and_means_nothing()
             await other.metadata.deliver_late()
             await sent
 
-        assert (await log.broker.control()).sequence_counter == 2 * PENDING_ENTRIES_MAX + 2
-        assert await base_offsets(log.broker, 0) == [*range(0, 2 * PENDING_ENTRIES_MAX + 2, 2)]
+        assert (await log.broker.control()).sequence_counter == 2 * DEFAULT_LIMITS.pending_entries_max + 2
+        assert await base_offsets(log.broker, 0) == [*range(0, 2 * DEFAULT_LIMITS.pending_entries_max + 2, 2)]
 
 
 # The ring
 
 
 @pytest.mark.parametrize("limits", [ENDLESS, HOUR, RetentionLimits(NO_LIMIT, 1 << 40)])
-@pytest.mark.parametrize("before_ring", [0, PENDING_ENTRIES_MAX])
+@pytest.mark.parametrize("before_ring", [0, DEFAULT_LIMITS.pending_entries_max])
 async def test_a_ring_to_which_nobody_appends_leaves_in_one_write_and_is_never_written_again(
     limits: RetentionLimits, before_ring: int
 ) -> None:
@@ -157,11 +157,13 @@ async def test_appends_begin_a_ring_of_their_own_and_the_log_is_compacted_as_eve
     async with aging(new=RING) as log:
         log.clock.advance(IDLE_S)
         await log.run(ENDLESS)
-        await log.append(PENDING_ENTRIES_MAX + 3)
+        await log.append(DEFAULT_LIMITS.pending_entries_max + 3)
         control = await log.broker.control()
 
-        assert [entry.base for entry in control.pending] == [*range(2 * (RING + PENDING_ENTRIES_MAX), control.sequence_counter, 2)]
-        assert await index_ends(log.broker.shared) == [2 * RING - 1, 2 * (RING + PENDING_ENTRIES_MAX) - 1]
+        assert [entry.base for entry in control.pending] == [
+            *range(2 * (RING + DEFAULT_LIMITS.pending_entries_max), control.sequence_counter, 2)
+        ]
+        assert await index_ends(log.broker.shared) == [2 * RING - 1, 2 * (RING + DEFAULT_LIMITS.pending_entries_max) - 1]
         await check_whole(log)
         await log.compact()
         assert await index_ends(log.broker.shared) == []
@@ -209,10 +211,10 @@ async def test_a_commit_that_is_faster_keeps_its_ring_and_the_chunk_that_was_lef
         assert len(control.pending) == RING + 1, "somebody appends: it is left to commits"
         assert await index_ends(log.broker.shared) == [2 * RING - 1]
         await check_whole(log)
-        await log.append(PENDING_ENTRIES_MAX)
+        await log.append(DEFAULT_LIMITS.pending_entries_max)
 
-        assert await index_ends(log.broker.shared) == [2 * RING - 1, 2 * PENDING_ENTRIES_MAX - 1]
-        whole = await chunk_of(log, 2 * PENDING_ENTRIES_MAX - 1)
+        assert await index_ends(log.broker.shared) == [2 * RING - 1, 2 * DEFAULT_LIMITS.pending_entries_max - 1]
+        whole = await chunk_of(log, 2 * DEFAULT_LIMITS.pending_entries_max - 1)
         assert whole.entries[:RING] == (await chunk_of(log, 2 * RING - 1)).entries
         await check_whole(log)
 
@@ -229,7 +231,7 @@ async def test_a_drain_takes_the_ring_of_the_record_that_it_replaces() -> None:
         await check_whole(log)
 
 
-@pytest.mark.parametrize("count", [RING, PENDING_ENTRIES_MAX])
+@pytest.mark.parametrize("count", [RING, DEFAULT_LIMITS.pending_entries_max])
 async def test_a_commit_at_the_record_of_before_the_drain_lands_behind_it_once(count: int) -> None:
     """The commit has the same ring to drain if that is full: the chunk is there already, and is the same."""
     async with aging(new=count) as log, rig(shared=log.broker.shared, objects=log.broker.objects._inner, epoch=8) as other:
@@ -316,7 +318,7 @@ async def test_a_topic_that_is_deleted_meanwhile_keeps_its_tombstone() -> None:
 
 @pytest.mark.parametrize("at", range(8))
 async def test_a_drain_at_any_step_of_a_compaction_harms_neither(at: int) -> None:
-    async with aging(new=PENDING_ENTRIES_MAX + RING) as log:
+    async with aging(new=DEFAULT_LIMITS.pending_entries_max + RING) as log:
         log.clock.advance(IDLE_S)
 
         async def drain() -> None:

@@ -23,6 +23,7 @@ from storage.catalog.limits import DEFAULT_LIMITS as DEFAULT_CATALOG_LIMITS
 from storage.catalog.limits import CatalogLimits
 from storage.catalog.topics import Topic, Topics
 from storage.log.batcher import FlushSettings
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import OnChange
 from storage.objects.memory import MemoryObjectStore
@@ -169,11 +170,15 @@ async def node(
     fetch_limits: FetchLimits = DEFAULT_FETCH_LIMITS,
     recompression_clock: Clock | None = None,
     catalog_limits: CatalogLimits = DEFAULT_CATALOG_LIMITS,
+    log_limits: LogLimits = DEFAULT_LIMITS,
 ) -> AsyncIterator[Node]:
     """`is_deaf`: no hint about other brokers' commits arrives."""
     stores = stores or Stores()
     clock = RecordTimes()
-    async with rig(shared=stores.metadata, objects=stores.objects, epoch=epoch, flush=flush) as log, Nursery() as nursery:
+    async with (
+        rig(shared=stores.metadata, objects=stores.objects, epoch=epoch, flush=flush, limits=log_limits) as log,
+        Nursery() as nursery,
+    ):
         metadata: Any = Deaf(log.metadata) if is_deaf else log.metadata
         parts = log.parts
         topics = Topics(metadata, clock=SystemClock(), ids=IdSource(clock=clock), entropy=no_jitter, limits=catalog_limits)

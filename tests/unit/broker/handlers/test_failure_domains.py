@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from runtime.clock import SystemClock
 from storage.catalog.topics import Topic
 from storage.errors import OffsetOutOfRange, Unavailable
 from storage.formats.wal import object_key
-from storage.log import control_reads, flights
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key
@@ -53,10 +53,13 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def two_shards(monkeypatch: pytest.MonkeyPatch, *, fetch_limits: FetchLimits = DEFAULT_FETCH_LIMITS) -> AsyncIterator[Scene]:
-    monkeypatch.setattr(control_reads, "READ_TIMEOUT_S", 6 * SOON_S)
+async def two_shards(*, fetch_limits: FetchLimits = DEFAULT_FETCH_LIMITS, log_limits: LogLimits = DEFAULT_LIMITS) -> AsyncIterator[Scene]:
+    log_limits = replace(log_limits, control_read_timeout_s=6 * SOON_S)
     stores = Stores(metadata=MemoryMetadataStore(clock=SystemClock(), shards=2))
-    async with node(stores, is_deaf=True, fetch_limits=fetch_limits) as broker, node(stores, epoch=8) as other:
+    async with (
+        node(stores, is_deaf=True, fetch_limits=fetch_limits, log_limits=log_limits) as broker,
+        node(stores, epoch=8, log_limits=log_limits) as other,
+    ):
         topic = await other.create("t", partition_count=PARTITIONS)
         await broker.topics.lookup(["t"])
         shards = [stores.metadata.shard_of(PartitionKeys(topic.partition(number)).partition_key) for number in range(PARTITIONS)]
@@ -84,8 +87,8 @@ def code(answer: FetchedPartition) -> ErrorCode:
     return ErrorCode(answer.error_code)
 
 
-async def test_fetches_of_a_healthy_shard_take_no_longer_while_another_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(monkeypatch) as scene:
+async def test_fetches_of_a_healthy_shard_take_no_longer_while_another_is_silent() -> None:
+    async with two_shards() as scene:
         scene.is_down = True
         async with asyncio.TaskGroup() as group:
             stuck = [group.create_task(scene.broker.read(asking("t", number, 2), max_wait_ms=LONG_MS)) for number in scene.silent]
@@ -98,9 +101,8 @@ async def test_fetches_of_a_healthy_shard_take_no_longer_while_another_is_silent
                 task.cancel()
 
 
-async def test_a_fetch_of_both_shards_answers_the_healthy_and_refuses_the_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_reads, "SILENT_AFTER_S", 0.5)
-    async with two_shards(monkeypatch) as scene:
+async def test_a_fetch_of_both_shards_answers_the_healthy_and_refuses_the_silent() -> None:
+    async with two_shards(log_limits=LogLimits(silent_after_s=0.5)) as scene:
         scene.is_down = True
         asked = [(scene.silent[0], 0), (scene.healthy[0], 0), (scene.silent[1], 2), (scene.healthy[1], 1)]
         first, first_s = await scene.fetch(*asked, max_wait_ms=LONG_MS)
@@ -114,10 +116,9 @@ async def test_a_fetch_of_both_shards_answers_the_healthy_and_refuses_the_silent
         assert again_s < first_s, "the shard is known to be silent now"
 
 
-async def test_a_long_poll_over_both_shards_waits_for_records_and_not_in_a_circle_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_poll_over_both_shards_waits_for_records_and_not_in_a_circle_of_errors() -> None:
     """An error ends a wait at once. If a silent shard did, too, its clients would ask again without a pause."""
-    monkeypatch.setattr(control_reads, "SILENT_AFTER_S", 0.01)
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(empty_patience_s=0.0)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(empty_patience_s=0.0), log_limits=LogLimits(silent_after_s=0.01)) as scene:
         scene.is_down = True
         asked = [(scene.silent[0], 2), (scene.healthy[0], 2)]
         idle, idle_s = await scene.fetch(*asked, max_wait_ms=300)
@@ -133,8 +134,8 @@ async def test_a_long_poll_over_both_shards_waits_for_records_and_not_in_a_circl
         assert offsets_of(woken[1]) == [2]
 
 
-async def test_what_is_known_to_be_committed_is_served_while_its_shard_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(monkeypatch) as scene:
+async def test_what_is_known_to_be_committed_is_served_while_its_shard_is_silent() -> None:
+    async with two_shards() as scene:
         await scene.broker.log.parts.control_reads.refresh([scene.broker.log_of(scene.topic, scene.silent[0])])
         scene.is_down = True
         (answer,), _ = await scene.fetch((scene.silent[0], 0))
@@ -142,10 +143,8 @@ async def test_what_is_known_to_be_committed_is_served_while_its_shard_is_silent
         assert offsets_of(answer) == [0, 1]
 
 
-async def test_offsets_of_both_shards_are_listed_rightly_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_reads, "BOUNDS_PATIENCE_S", 0.1)
-    monkeypatch.setattr(control_reads, "SILENT_PATIENCE_S", 0.1)
-    async with two_shards(monkeypatch) as scene, asyncio.timeout(SOON_S):
+async def test_offsets_of_both_shards_are_listed_rightly_or_refused() -> None:
+    async with two_shards(log_limits=LogLimits(bounds_patience_s=0.1, silent_patience_s=0.1)) as scene, asyncio.timeout(SOON_S):
         scene.is_down = True
         parts: Any = type("BrokerParts", (), {"topics": scene.broker.topics, "bounds": scene.broker.log.parts.control_reads})
         located = await read_bounds(parts, [TopicPartition("t", number) for number in range(PARTITIONS)])
@@ -185,8 +184,8 @@ async def object_keys(scene: Scene, partition: int) -> list[str]:
     return [object_key(entry.object_id) for entry in control.pending]
 
 
-async def test_a_slow_object_of_one_partition_holds_up_no_other_and_its_read_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(monkeypatch) as scene:
+async def test_a_slow_object_of_one_partition_holds_up_no_other_and_its_read_goes_on() -> None:
+    async with two_shards() as scene:
         bucket = slow_bucket(scene.broker)
         slow = scene.healthy[0]
         bucket.slow = set(await object_keys(scene, slow))
@@ -222,10 +221,8 @@ async def read_two_each(scene: Scene, *asked: tuple[int, int]) -> list[list[int]
     return [offsets_of(answer) for answer in response.partitions]
 
 
-async def test_a_response_that_is_well_filled_waits_a_moment_for_a_slow_object_and_the_next_one_has_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+async def test_a_response_that_is_well_filled_waits_a_moment_for_a_slow_object_and_the_next_one_has_it() -> None:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
         bucket.slow = set(await object_keys(scene, slow))
@@ -244,11 +241,9 @@ async def test_a_response_that_is_well_filled_waits_a_moment_for_a_slow_object_a
         assert sorted(key for key in bucket.gets if key in bucket.slow) == sorted(bucket.slow), "the read that was left went on"
 
 
-async def test_a_client_that_asks_for_what_it_has_not_got_first_is_not_held_up_by_its_read_that_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_client_that_asks_for_what_it_has_not_got_first_is_not_held_up_by_its_read_that_goes_on() -> None:
     """As the Java client asks: the partitions that had records go to the end of its list."""
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
         bucket.slow = set(await object_keys(scene, slow))
@@ -257,8 +252,8 @@ async def test_a_client_that_asks_for_what_it_has_not_got_first_is_not_held_up_b
         bucket.let_go.set()
 
 
-async def test_what_one_reader_had_left_and_got_in_the_end_holds_up_no_other_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+async def test_what_one_reader_had_left_and_got_in_the_end_holds_up_no_other_reader() -> None:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
         bucket.slow = set(await object_keys(scene, slow))
@@ -281,7 +276,7 @@ async def test_the_moment_begins_with_the_read_however_late_the_fetch_comes_to_i
         await asyncio.sleep(1.1)
         return await resolve(*given)
 
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S, moment_s=1.0)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S, moment_s=1.0)) as scene:
         stored, own = scene.healthy[:2]
         await scene.broker.send(("t", own, record_batch(b"c")), ("t", own, record_batch(b"d")))
         monkeypatch.setattr(Fetch, "_resolve", late)
@@ -289,12 +284,9 @@ async def test_the_moment_begins_with_the_read_however_late_the_fetch_comes_to_i
         assert await read_two_each(scene, (stored, 0), (own, 2)) == [[0, 1], [2, 3]], "one of them was in memory all the time"
 
 
-@pytest.mark.parametrize("bound", ["UNATTENDED_MAX", "UNATTENDED_BYTES_MAX"])
-async def test_while_one_more_read_that_is_left_would_end_another_responses_wait_for_theirs(
-    bound: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flights, bound, 0)
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+@pytest.mark.parametrize("log_limits", [LogLimits(unattended_max=0), LogLimits(unattended_bytes_max=0)], ids=["reads", "bytes"])
+async def test_while_one_more_read_that_is_left_would_end_another_responses_wait_for_theirs(log_limits: LogLimits) -> None:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S), log_limits=log_limits) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
         bucket.slow = set(await object_keys(scene, slow))
@@ -307,8 +299,8 @@ async def test_while_one_more_read_that_is_left_would_end_another_responses_wait
     assert reading.result() == [[0, 1], [0, 1]]
 
 
-async def test_a_read_that_was_left_and_whose_bytes_are_gone_again_is_not_left_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+async def test_a_read_that_was_left_and_whose_bytes_are_gone_again_is_not_left_once_more() -> None:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
         bucket.slow = set(await object_keys(scene, slow))
@@ -338,8 +330,8 @@ async def slow_from_its_second_object_on(scene: Scene, partition: int) -> Bucket
     return bucket
 
 
-async def test_what_was_read_of_a_partition_is_answered_though_its_next_object_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+async def test_what_was_read_of_a_partition_is_answered_though_its_next_object_is_slow() -> None:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         slow, other = scene.healthy[:2]
         bucket = await slow_from_its_second_object_on(scene, slow)
         answer = await read_two_each(scene, (slow, 1), (other, 0))
@@ -348,8 +340,8 @@ async def test_what_was_read_of_a_partition_is_answered_though_its_next_object_i
     assert answer == [[1], [0, 1]]
 
 
-async def test_what_has_come_of_a_read_is_answered_and_the_next_fetch_goes_on_in_order_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(empty_patience_s=3 * SOON_S, grace_s=3 * SOON_S)) as scene:
+async def test_what_has_come_of_a_read_is_answered_and_the_next_fetch_goes_on_in_order_behind_it() -> None:
+    async with two_shards(fetch_limits=FetchLimits(empty_patience_s=3 * SOON_S, grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow = scene.healthy[0]
         await scene.other.send(("t", slow, record_batch(b"c")))
@@ -378,8 +370,8 @@ async def test_what_has_come_of_a_read_is_answered_and_the_next_fetch_goes_on_in
         assert behind in reader.flights._left
 
 
-async def test_a_read_that_another_fetch_began_long_ago_is_late_but_what_it_has_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=0.05, empty_patience_s=3 * SOON_S)) as scene:
+async def test_a_read_that_another_fetch_began_long_ago_is_late_but_what_it_has_is_taken() -> None:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=0.05, empty_patience_s=3 * SOON_S)) as scene:
         slow, other = scene.healthy[:2]
         bucket = await slow_from_its_second_object_on(scene, slow)
         async with asyncio.timeout(SOON_S):
@@ -395,7 +387,7 @@ async def test_a_read_that_another_fetch_began_long_ago_is_late_but_what_it_has_
 
 
 async def test_what_has_left_the_tail_while_the_read_behind_it_goes_on_is_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         number = scene.healthy[0]
         await scene.broker.send(("t", number, record_batch(b"c")))
@@ -419,10 +411,8 @@ async def test_what_has_left_the_tail_while_the_read_behind_it_goes_on_is_read_t
 
 
 @pytest.mark.parametrize("min_bytes", [1, 3 * SIZE])
-async def test_a_partition_that_has_all_it_may_take_waits_for_no_more_of_a_read_that_another_began(
-    min_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+async def test_a_partition_that_has_all_it_may_take_waits_for_no_more_of_a_read_that_another_began(min_bytes: int) -> None:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow = scene.healthy[0]
         await scene.other.send(("t", slow, record_batch(b"c")))
@@ -441,8 +431,8 @@ async def test_a_partition_that_has_all_it_may_take_waits_for_no_more_of_a_read_
     assert offsets_of(wide.result().partitions[0]) == [0, 1, 2]
 
 
-async def test_the_reads_of_a_partition_that_has_records_have_one_grace_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=0.2, runs_per_read=1)) as scene:
+async def test_the_reads_of_a_partition_that_has_records_have_one_grace_together() -> None:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=0.2, runs_per_read=1)) as scene:
         slow = scene.healthy[0]
         for _ in range(10):
             await scene.other.send(("t", slow, record_batch(b"c")))
@@ -464,7 +454,7 @@ async def test_the_reads_of_a_partition_that_has_records_have_one_grace_together
 
 
 async def test_a_partition_whose_records_go_while_some_of_them_have_come_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow = scene.healthy[0]
         await scene.other.send(("t", slow, record_batch(b"c")))
@@ -486,8 +476,8 @@ def out_of_range(_log: object, offset: int) -> None:
     raise OffsetOutOfRange(f"offset={offset}", log_start=3, high_watermark=3)
 
 
-async def test_a_read_that_was_left_is_not_left_once_more_only_until_it_has_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+async def test_a_read_that_was_left_is_not_left_once_more_only_until_it_has_something() -> None:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
         await scene.other.send(("t", slow, record_batch(b"c")))
@@ -505,8 +495,8 @@ async def test_a_read_that_was_left_is_not_left_once_more_only_until_it_has_some
     assert (early, again) == ([[], [0, 1]], [[1], [0, 1]])
 
 
-async def test_a_fetch_with_nothing_else_to_answer_waits_for_a_slow_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=0.1)) as scene:
+async def test_a_fetch_with_nothing_else_to_answer_waits_for_a_slow_object() -> None:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=0.1)) as scene:
         bucket = slow_bucket(scene.broker)
         slow = scene.healthy[0]
         bucket.slow = set(await object_keys(scene, slow))
@@ -519,8 +509,8 @@ async def test_a_fetch_with_nothing_else_to_answer_waits_for_a_slow_object(monke
         assert offsets_of(reading.result()[0][0]) == [0, 1]
 
 
-async def test_a_late_read_that_comes_before_the_response_goes_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=0.01)) as scene:
+async def test_a_late_read_that_comes_before_the_response_goes_is_in_it() -> None:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=0.01)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, at_end = scene.healthy[:2]
         bucket.slow = set(await object_keys(scene, slow))
@@ -532,9 +522,9 @@ async def test_a_late_read_that_comes_before_the_response_goes_is_in_it(monkeypa
         assert [offsets_of(answer) for answer in reading.result()[0]] == [[0, 1], []]
 
 
-async def test_the_first_place_of_a_slow_partition_passes_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_first_place_of_a_slow_partition_passes_to_the_next_one() -> None:
     """One batch is answered even if it is larger than the limit: of the first partition that has one in time."""
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=0.05)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=0.05)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, *others = scene.healthy[:3]
         bucket.slow = set(await object_keys(scene, slow))
@@ -543,8 +533,8 @@ async def test_the_first_place_of_a_slow_partition_passes_to_the_next_one(monkey
         assert [offsets_of(answer) for answer in answers] == [[], [0], []]
 
 
-async def test_limits_hold_when_reads_end_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(well_filled_share=1.0)) as scene:
+async def test_limits_hold_when_reads_end_in_another_order() -> None:
+    async with two_shards(fetch_limits=FetchLimits(well_filled_share=1.0)) as scene:
         size = len(record_batch(b"a"))
         bucket = slow_bucket(scene.broker)
         first, *others = scene.healthy[:4]
@@ -560,7 +550,7 @@ async def test_limits_hold_when_reads_end_in_another_order(monkeypatch: pytest.M
 
 async def test_no_more_reads_of_a_fetch_are_under_way_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=0.02, empty_patience_s=0.4, reads_under_way_max=7)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=0.02, empty_patience_s=0.4, reads_under_way_max=7)) as scene:
         bucket = slow_bucket(scene.broker)
         for number in range(PARTITIONS):
             bucket.slow |= set(await object_keys(scene, number))
@@ -581,9 +571,8 @@ async def test_no_more_reads_of_a_fetch_are_under_way_than_may_be(monkeypatch: p
         bucket.let_go.set()
 
 
-async def test_reads_that_nobody_waits_for_are_bounded_and_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flights, "UNATTENDED_MAX", 2)
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(grace_s=0.01, empty_patience_s=0.02)) as scene:
+async def test_reads_that_nobody_waits_for_are_bounded_and_leave_nothing_behind() -> None:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=0.01, empty_patience_s=0.02), log_limits=LogLimits(unattended_max=2)) as scene:
         bucket = slow_bucket(scene.broker)
         for number in range(PARTITIONS):
             bucket.slow |= set(await object_keys(scene, number))
@@ -602,7 +591,7 @@ async def test_reads_that_nobody_waits_for_are_bounded_and_leave_nothing_behind(
 
 
 async def test_a_topic_that_cannot_be_looked_up_is_refused_beside_those_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(refresh_patience_s=0.05, topics_patience_s=2 * SOON_S)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(refresh_patience_s=0.05, topics_patience_s=2 * SOON_S)) as scene:
         look_up = scene.broker.topics.look_up
 
         async def silent(names: Any, *, patience_s: float) -> Any:
@@ -618,10 +607,9 @@ async def test_a_topic_that_cannot_be_looked_up_is_refused_beside_those_that_are
         assert offsets_of(response.partitions[1]) == [0, 1]
 
 
-async def test_a_commit_of_its_own_does_not_stand_in_for_the_read_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_commit_of_its_own_does_not_stand_in_for_the_read_that_was_asked_for() -> None:
     """Promise 5: that commit may be older than what others have acknowledged before the request came."""
-    monkeypatch.setattr(control_reads, "SILENT_AFTER_S", 0.05)
-    async with two_shards(monkeypatch, fetch_limits=FetchLimits(empty_patience_s=0.2)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(empty_patience_s=0.2), log_limits=LogLimits(silent_after_s=0.05)) as scene:
         partition = scene.silent[0]
         log = scene.broker.log_of(scene.topic, partition)
         await scene.broker.log.parts.control_reads.refresh([log])

@@ -25,18 +25,15 @@ from storage.formats.control import (
 )
 from storage.formats.refusal import undecodable
 from storage.limits import (
-    CONTROL_BYTES_MAX,
     CONTROL_BYTES_TARGET,
     INLINE_BYTES_MAX,
     METADATA_VALUE_BYTES_MAX,
-    PENDING_ENTRIES_MAX,
     PRODUCER_BATCHES_KEPT,
-    PRODUCER_PAGE_BYTES_MAX,
     PRODUCER_PAGES_MAX,
     PRODUCERS_HOT_BYTES_MAX,
     SEQUENCE_MAX,
-    WRITERS_KEPT_MAX,
 )
+from storage.log.limits import DEFAULT_LIMITS
 from storage.log.producer_pages import PRODUCER_BATCH_BYTES, PRODUCER_BYTES
 from storage.vocabulary import ObjectId
 
@@ -154,7 +151,7 @@ def test_a_page_of_producers_survives_the_round_trip(state: ProducerState) -> No
 def test_the_largest_states_fit_the_estimate_of_a_page_by_a_third() -> None:
     last = 2**63 - 1
     batches = tuple(ProducerBatch(SEQUENCE_MAX, SEQUENCE_MAX, last, 10**13) for _ in range(PRODUCER_BATCHES_KEPT))
-    count = PRODUCER_PAGE_BYTES_MAX // (PRODUCER_BYTES + PRODUCER_BATCH_BYTES * PRODUCER_BATCHES_KEPT)
+    count = DEFAULT_LIMITS.producer_page_bytes_max // (PRODUCER_BYTES + PRODUCER_BATCH_BYTES * PRODUCER_BATCHES_KEPT)
     page = ProducerPage(producers={last - n: ProducerState(2**15 - 1, batches, last) for n in range(count)})
 
     assert len(encode(page)) <= METADATA_VALUE_BYTES_MAX
@@ -171,9 +168,9 @@ def test_a_usual_record_stays_below_its_target_size() -> None:
 
 
 def test_a_full_ring_stays_far_below_the_cap() -> None:
-    pending = tuple(Entry(2**62, 2**62, ID, ((2**40, 2**30),), 2**62, 2**62) for _ in range(PENDING_ENTRIES_MAX))
+    pending = tuple(Entry(2**62, 2**62, ID, ((2**40, 2**30),), 2**62, 2**62) for _ in range(DEFAULT_LIMITS.pending_entries_max))
 
-    assert len(encode(Control(sequence_counter=2**62, pending=pending))) < CONTROL_BYTES_MAX // 3
+    assert len(encode(Control(sequence_counter=2**62, pending=pending))) < DEFAULT_LIMITS.control_bytes_max // 3
 
 
 def test_the_largest_record_has_room_for_what_a_commit_may_carry() -> None:
@@ -189,7 +186,7 @@ def test_the_largest_record_has_room_for_what_a_commit_may_carry() -> None:
         compaction_cursor=10**12 + 1,
         segment=segment,
         pending=(Entry(10**12 + 1, 10**12 + 1, ID, b"x" * INLINE_BYTES_MAX, 1_700_000_000_000, 1_700_000_000_000),),
-        writers={10**9 + n: WriterEntry(10**9, 99) for n in range(WRITERS_KEPT_MAX)},
+        writers={10**9 + n: WriterEntry(10**9, 99) for n in range(DEFAULT_LIMITS.writers_kept_max)},
         producers=hot,
         pages=tuple(PageRef(f"{10**9}-{10**9}-{10**9}-9-11", 10**12, 10**12, 1_700_000_000_000) for _ in range(PRODUCER_PAGES_MAX)),
         revoked_floor=ID,
@@ -200,7 +197,7 @@ def test_the_largest_record_has_room_for_what_a_commit_may_carry() -> None:
         rewriting=segment,
     )
 
-    assert len(encode(largest)) <= CONTROL_BYTES_MAX
+    assert len(encode(largest)) <= DEFAULT_LIMITS.control_bytes_max
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"fmt":1,"log_start":"x"}', b'{"fmt":1,"log_start":5,"sequence_counter":3}'])

@@ -22,6 +22,7 @@ from storage.limits import BLOCK_BYTES, PART_BYTES
 from storage.log.batch import Append, Appended, batch_of
 from storage.log.batcher import FlushSettings
 from storage.log.inline import NO_INLINE, InlineSettings
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.parts import LogParts, open_log
 from storage.log.unknown_producers import Former, no_former
 from storage.log.writers import BrokerEpoch
@@ -204,6 +205,7 @@ async def rig(
     former: Former = no_former,
     cache_dir: Path | None = None,
     cache_limits: CacheLimits = DEFAULT_CACHE_LIMITS,
+    limits: LogLimits = DEFAULT_LIMITS,
 ) -> AsyncIterator[Rig]:
     """`registered` is the epoch of a real registration, instead of `epoch` and `live`."""
     clock, telemetry = clock or SystemClock(), Telemetry()
@@ -254,6 +256,7 @@ async def rig(
             walking=walking,
             former=former,
             shared=shared_blocks,
+            limits=limits,
         )
         yield Rig(parts, broker_epoch, metadata, faulty, shared, telemetry)
 

@@ -8,11 +8,9 @@ from runtime.clock import SystemClock
 from runtime.ulid import encode_ulid
 from storage.errors import InvalidProducerEpoch, NotFound, OutcomeUnknown, OutOfOrderSequence, Unavailable
 from storage.formats.control import Control, LogState, WriterEntry, encode
-from storage.limits import PENDING_ENTRIES_MAX, PRODUCERS_HOT_MAX, WRITERS_KEPT_MAX
-from storage.log import append as append_module
-from storage.log import commit as commit_module
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Put
@@ -236,17 +234,17 @@ async def test_a_partition_without_a_record_answers_not_found() -> None:
 
 async def test_entries_that_left_the_ring_are_found_in_the_index() -> None:
     async with rig() as broker:
-        for n in range(3 * PENDING_ENTRIES_MAX):
+        for n in range(3 * DEFAULT_LIMITS.pending_entries_max):
             assert await broker.send(batch_bytes(1, max_timestamp=n)) == [Appended(n, 0)]
 
         control = await broker.control()
-        assert len(control.pending) <= PENDING_ENTRIES_MAX
-        assert len(await broker.read_all()) == 3 * PENDING_ENTRIES_MAX * len(batch_bytes(1))
+        assert len(control.pending) <= DEFAULT_LIMITS.pending_entries_max
+        assert len(await broker.read_all()) == 3 * DEFAULT_LIMITS.pending_entries_max * len(batch_bytes(1))
 
 
-async def test_a_failed_upload_refuses_the_flush_and_what_followed_it_from_the_same_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.log.upload.UPLOAD_TIMEOUT_S", 0.05)
-    async with rig(flush=FlushSettings(interval_s=0.0, gather_s=0.0, bytes_max=1)) as broker:
+async def test_a_failed_upload_refuses_the_flush_and_what_followed_it_from_the_same_source() -> None:
+    flush, limits = FlushSettings(interval_s=0.0, gather_s=0.0, bytes_max=1), LogLimits(upload_timeout_s=0.05)
+    async with rig(flush=flush, limits=limits) as broker:
         broker.objects.puts_fail, broker.objects.gate = Unavailable("disk full"), asyncio.Event()
         lost = broker.send(batch_bytes(1))
         await asyncio.sleep(0)
@@ -261,7 +259,7 @@ async def test_a_failed_upload_refuses_the_flush_and_what_followed_it_from_the_s
 
 async def test_states_of_too_many_producers_are_kept_in_producers_and_still_count() -> None:
     async with rig() as broker:
-        count = PRODUCERS_HOT_MAX + 60
+        count = DEFAULT_LIMITS.producers_hot_max + 60
         for pid in range(count):
             assert await broker.send(idempotent(0, pid=pid)) == [Appended(pid, 0)]
         await broker.send(idempotent(1, pid=count - 1))
@@ -295,25 +293,24 @@ async def test_a_commit_that_a_read_has_found_first_explains_no_later_hint(fault
     assert log.seen.is_hinted
 
 
-async def test_a_control_record_that_would_be_too_large_gives_its_entries_to_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rig() as broker:
-        for offset in range(PENDING_ENTRIES_MAX // 2):
-            assert await broker.send(batch_bytes(1)) == [Appended(offset, 0)]
-        before = await broker.control()
-        monkeypatch.setattr(commit_module, "CONTROL_BYTES_MAX", len(encode(before)))
-
+async def test_a_control_record_that_would_be_too_large_gives_its_entries_to_the_index() -> None:
+    objects = MemoryObjectStore(clock=SystemClock())
+    async with rig(objects=objects) as first:
+        for offset in range(DEFAULT_LIMITS.pending_entries_max // 2):
+            assert await first.send(batch_bytes(1)) == [Appended(offset, 0)]
+        before = await first.control()
+    limits = LogLimits(control_bytes_max=len(encode(before)))
+    async with rig(shared=first.shared, objects=objects, limits=limits) as broker:
         assert await broker.send(batch_bytes(1)) == [Appended(len(before.pending), 0)]
 
         assert len((await broker.control()).pending) == 1
         assert len(await broker.read_all()) == (len(before.pending) + 1) * len(batch_bytes(1))
 
 
-async def test_a_commit_that_no_control_record_has_room_for_is_refused_for_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rig() as broker:
+async def test_a_commit_that_no_control_record_has_room_for_is_refused_for_a_retry() -> None:
+    async with rig() as broker, rig(shared=broker.shared, limits=LogLimits(control_bytes_max=10)) as small:
         await broker.send(batch_bytes(1))
-        with monkeypatch.context() as small:
-            small.setattr(commit_module, "CONTROL_BYTES_MAX", 10)
-            (refused,) = await broker.send(idempotent(0))
+        (refused,) = await small.send(idempotent(0))
 
         assert isinstance(refused, Unavailable)
         assert "control record is full" in str(refused)
@@ -321,10 +318,9 @@ async def test_a_commit_that_no_control_record_has_room_for_is_refused_for_a_ret
         assert await broker.send(idempotent(0)) == [Appended(1, 0)]
 
 
-async def test_a_commit_whose_pages_are_too_large_for_a_request_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_module, "WRITE_REQUEST_BYTES_MAX", 24 * 1024)
+async def test_a_commit_whose_pages_are_too_large_for_a_request_is_halved() -> None:
     count = 600
-    async with rig() as broker:
+    async with rig(limits=LogLimits(write_request_bytes_max=24 * 1024)) as broker:
         assert await broker.send(*[idempotent(0, pid=pid) for pid in range(count)]) == [Appended(offset, 0) for offset in range(count)]
 
         control = await broker.control()
@@ -336,11 +332,11 @@ async def test_a_commit_whose_pages_are_too_large_for_a_request_is_halved(monkey
 
 async def test_entries_of_dead_brokers_leave_writers() -> None:
     async with rig(epoch=700, live=frozenset({700, 3})) as broker:
-        writers = {epoch: WriterEntry(1, 1) for epoch in range(100, 100 + WRITERS_KEPT_MAX)} | {3: WriterEntry(9, 1)}
+        writers = {epoch: WriterEntry(1, 1) for epoch in range(100, 100 + DEFAULT_LIMITS.writers_kept_max)} | {3: WriterEntry(9, 1)}
         await replace_control(broker.shared, Control(writers=writers))
 
         await broker.send(batch_bytes(1))
-        assert len((await broker.control()).writers) == WRITERS_KEPT_MAX + 2, "no commit waits for the look"
+        assert len((await broker.control()).writers) == DEFAULT_LIMITS.writers_kept_max + 2, "no commit waits for the look"
         await broker.send(batch_bytes(1))
         assert set((await broker.control()).writers) == {3, 700}
 
@@ -357,9 +353,8 @@ async def test_an_object_at_or_below_the_revoked_floor_is_stored_again_under_a_h
         assert await broker.send(batch_bytes(1)) == [Appended(2, 0)]
 
 
-async def test_metadata_that_stays_away_ends_in_a_retriable_error_and_no_append_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append_module, "COMMIT_TIMEOUT_S", 0.2)
-    async with rig() as broker:
+async def test_metadata_that_stays_away_ends_in_a_retriable_error_and_no_append_later() -> None:
+    async with rig(limits=LogLimits(commit_timeout_s=0.2)) as broker:
         await broker.send(batch_bytes(1))
         broker.metadata.reads_fail = True
         broker.metadata.faults.extend(["late"])

@@ -13,6 +13,7 @@ from storage.formats.control import Control, decode_control, encode
 from storage.log import control_reads
 from storage.log.bounds import LogBounds
 from storage.log.control_reads import DECODED_AT_ONCE, ControlReads
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog, Partitions
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key, Record
@@ -69,11 +70,10 @@ async def test_nothing_is_read_for_nobody() -> None:
     assert store.reads == []
 
 
-async def test_a_read_that_is_not_answered_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_reads, "READ_TIMEOUT_S", 0.01)
-    store, partitions = Slow(), Partitions()
+async def test_a_read_that_is_not_answered_is_unavailable() -> None:
+    store, partitions, limits = Slow(), Partitions(), LogLimits(control_read_timeout_s=0.01)
     async with Nursery() as nursery:
-        reads = ControlReads(metadata=store, partitions=partitions, nursery=nursery)  # type: ignore[arg-type]
+        reads = ControlReads(metadata=store, partitions=partitions, nursery=nursery, limits=limits)  # type: ignore[arg-type]
 
         with pytest.raises(Unavailable, match="did not answer"):
             await reads.refresh([partitions.get(PARTITION)])
@@ -107,7 +107,7 @@ async def test_bounds_are_those_of_the_record() -> None:
 
 
 def test_idle_partitions_are_forgotten_when_there_are_too_many() -> None:
-    partitions = Partitions(kept_max=10)
+    partitions = Partitions(limits=LogLimits(partitions_kept_max=10))
     busy = partitions.get(PARTITION)
     busy.lane.is_busy = True
     for n in range(1, 100):
@@ -120,12 +120,12 @@ def test_idle_partitions_are_forgotten_when_there_are_too_many() -> None:
 
 
 @contextlib.asynccontextmanager
-async def two_shards() -> AsyncIterator[tuple[Slow, ControlReads, PartitionLog, PartitionLog]]:
+async def two_shards(*, limits: LogLimits = DEFAULT_LIMITS) -> AsyncIterator[tuple[Slow, ControlReads, PartitionLog, PartitionLog]]:
     """The log of the first lies on a shard that does not answer."""
     store, partitions = Slow(), Partitions()
     store.silent = 0
     async with Nursery() as nursery:
-        reads = ControlReads(metadata=store, partitions=partitions, nursery=nursery)  # type: ignore[arg-type]
+        reads = ControlReads(metadata=store, partitions=partitions, nursery=nursery, limits=limits)  # type: ignore[arg-type]
         yield store, reads, partitions.get(PARTITION), partitions.get(PARTITION._replace(partition=1))
 
 
@@ -139,9 +139,9 @@ async def test_a_silent_shard_holds_up_no_read_of_another() -> None:
         stuck.cancel()
 
 
-async def test_each_partition_of_one_question_is_answered_by_its_own_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_reads, "BOUNDS_PATIENCE_S", 0.05)
-    async with two_shards() as (_, reads, silent, healthy), asyncio.timeout(SOON_S):
+async def test_each_partition_of_one_question_is_answered_by_its_own_shard() -> None:
+    limits = LogLimits(bounds_patience_s=0.05)
+    async with two_shards(limits=limits) as (_, reads, silent, healthy), asyncio.timeout(SOON_S):
         refused, found = await reads.read([silent.partition, healthy.partition])
 
         assert isinstance(refused, Unavailable)
@@ -149,12 +149,9 @@ async def test_each_partition_of_one_question_is_answered_by_its_own_shard(monke
         assert await reads.refresh_each([healthy]) == {}
 
 
-async def test_a_shard_that_is_known_to_be_silent_is_waited_for_shortly_and_by_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_reads, "SILENT_AFTER_S", 0.0)
-    monkeypatch.setattr(control_reads, "SILENT_PATIENCE_S", 0.05)
-    monkeypatch.setattr(control_reads, "BOUNDS_PATIENCE_S", 60.0)
-    monkeypatch.setattr(control_reads, "WAITING_FOR_SILENT_MAX", 1)
-    async with two_shards() as (store, reads, silent, _), asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
+async def test_a_shard_that_is_known_to_be_silent_is_waited_for_shortly_and_by_few() -> None:
+    limits = LogLimits(silent_after_s=0.0, silent_patience_s=0.05, bounds_patience_s=60.0, waiting_for_silent_max=1)
+    async with two_shards(limits=limits) as (store, reads, silent, _), asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
         first = group.create_task(reads.refresh([silent]))
         await asyncio.sleep(0.01)
         second = group.create_task(reads.read([silent.partition]))

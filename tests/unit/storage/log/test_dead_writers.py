@@ -2,22 +2,19 @@
 
 import asyncio
 
-import pytest
-
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.errors import Unavailable
 from storage.formats.control import Control, WriterEntry
-from storage.limits import WRITERS_KEPT_MAX
-from storage.log import writers
 from storage.log.batch import Appended
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.writers import BrokerEpoch, DeadWriters
 from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import rig
 from tests.unit.storage.log.test_commit import replace_control
 
-MANY = range(1, WRITERS_KEPT_MAX + 5)
+MANY = range(1, DEFAULT_LIMITS.writers_kept_max + 5)
 
 
 def named(*epochs: int) -> Control:
@@ -43,9 +40,9 @@ class Registry:
         return found
 
 
-def watched(registry: Registry, nursery: Nursery) -> DeadWriters:
+def watched(registry: Registry, nursery: Nursery, *, limits: LogLimits = DEFAULT_LIMITS) -> DeadWriters:
     epoch = BrokerEpoch(1, registered_epoch=lambda: 1, live=registry.live)
-    return DeadWriters(epoch=epoch, clock=SystemClock(), nursery=nursery, telemetry=Telemetry())
+    return DeadWriters(epoch=epoch, clock=SystemClock(), nursery=nursery, telemetry=Telemetry(), limits=limits)
 
 
 async def turns() -> None:
@@ -77,7 +74,7 @@ async def test_a_broker_that_registered_while_the_scan_was_under_way_is_not_dead
         assert list(dead.of(with_newcomer)) == []
 
 
-async def test_many_living_writers_are_looked_for_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_living_writers_are_looked_for_once_in_a_while() -> None:
     async with Nursery() as nursery:
         registry = Registry(*MANY, 900)
         dead = watched(registry, nursery)
@@ -85,8 +82,7 @@ async def test_many_living_writers_are_looked_for_once_in_a_while(monkeypatch: p
             dead.of(named(*MANY))
             await turns()
         assert registry.scans == 1
-        monkeypatch.setattr(writers, "LOOK_EVERY_S", 0.0)
-        dead._look_at_s = 0.0
+        dead = watched(registry, nursery, limits=LogLimits(dead_writers_look_every_s=0.0))
         for _ in range(3):
             dead.of(named(*MANY))
             await turns()

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.formats.control import Control, Entry, LogState, ProducerBatch, ProducerState, WriterEntry, decode_control, encode
-from storage.limits import PENDING_ENTRIES_MAX, SEQUENCE_MAX
+from storage.limits import SEQUENCE_MAX
 from storage.log.decide import Decision, Outcome, Writer, advance_sequence, decide
+from storage.log.limits import DEFAULT_LIMITS
 from storage.log.strangers import PermittedStart
 from storage.vocabulary import ObjectId
 
@@ -33,7 +34,7 @@ def run(control: Control, *batches: Batch, **options: object) -> Decision:
     for batch in batches:
         batch.position = position
         position += batch.size_bytes
-    return decide(control, batches, object_id=OBJECT, writer=WRITER, now_ms=5_000, **options)  # type: ignore[arg-type]
+    return decide(control, batches, object_id=OBJECT, writer=WRITER, now_ms=5_000, limits=DEFAULT_LIMITS, **options)  # type: ignore[arg-type]
 
 
 def outcomes(decision: Decision) -> list[Outcome]:
@@ -179,15 +180,15 @@ def test_a_fenced_or_deleted_partition_takes_nothing() -> None:
 
 
 def test_a_full_ring_leaves_as_one_chunk_without_the_new_entry() -> None:
-    pending = tuple(Entry(n, n, OBJECT, ((0, 1),), 0, 0) for n in range(PENDING_ENTRIES_MAX))
-    control = Control(sequence_counter=PENDING_ENTRIES_MAX, pending=pending)
+    pending = tuple(Entry(n, n, OBJECT, ((0, 1),), 0, 0) for n in range(DEFAULT_LIMITS.pending_entries_max))
+    control = Control(sequence_counter=DEFAULT_LIMITS.pending_entries_max, pending=pending)
 
     decision = run(control, Batch())
 
     assert decision.chunk is not None
     assert decision.chunk.entries == pending
     assert decision.control is not None
-    assert [entry.base for entry in decision.control.pending] == [PENDING_ENTRIES_MAX]
+    assert [entry.base for entry in decision.control.pending] == [DEFAULT_LIMITS.pending_entries_max]
 
 
 def test_a_ring_with_room_keeps_its_entries() -> None:

@@ -1,43 +1,49 @@
 """Consumers that go through WAL objects in order find their next slices in the cache, and share a GET where they want the same object."""
 
 import asyncio
+import functools
 import random
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import pytest
 
 from runtime.supervision import Nursery
+from storage.cache.limits import DEFAULT_LIMITS as DEFAULT_CACHE_LIMITS
 from storage.cache.limits import CacheLimits
 from storage.errors import Unavailable
 from storage.formats.control import Entry
 from storage.formats.wal import object_key
 from storage.limits import KIB
-from storage.log import entries_ahead, read_ahead
 from storage.log.entries_ahead import EntriesAhead, Range
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.vocabulary import Buffer, ObjectId, PartitionId, TopicId
 from tests.kit.record_batches import record_batch
-from tests.unit.storage.log.rig import PARTITION, Rig, rig
+from tests.kit.stepping_clock import SteppingClock
+from tests.unit.storage.log.rig import PARTITION, Rig
+from tests.unit.storage.log.rig import rig as opened_rig
 from tests.unit.storage.log.test_read_ahead import NO_MORE, Ahead, ahead_of, fetch, never, outcomes, replace_gets, until_done
 
 BLOCK = 1_024
 SLICE = 256
 """Four of a block, one of each partition."""
 AHEAD = 8
-BARE = CacheLimits(fetching_bytes_min=0, piece_overhead_bytes=0)
-"""The cache counts bytes alone."""
 IDS = [ObjectId(f"01JA000000000000000000000{number:X}") for number in range(16)]
 READ_ID = ObjectId("01J90000000000000000000000")
 TOPIC = TopicId("11111111-1111-1111-1111-111111111111")
 P = [PartitionId(TOPIC, number) for number in range(8)]
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 2 * SLICE)
-    monkeypatch.setattr(entries_ahead, "FIRST_ENTRIES_MAX", 16)
-    monkeypatch.setattr(entries_ahead, "GETS_PER_FOLLOW_MAX", 100)
-    monkeypatch.setattr(entries_ahead, "GET_BYTES_MAX", BLOCK)
-    monkeypatch.setattr(entries_ahead, "GAP_BYTES_MAX", 0)
+SMALL = LogLimits(
+    ahead_bytes=2 * SLICE,
+    first_entries_max=16,
+    ahead_gets_per_follow_max=100,
+    ahead_get_bytes_max=BLOCK,
+    ahead_gap_bytes_max=0,
+)
+rig = functools.partial(opened_rig, limits=SMALL, cache_limits=NO_MORE)
+COUNTED_BARE = replace(NO_MORE, piece_overhead_bytes=0)
+"""What the cache holds is the bytes of its pieces."""
 
 
 def entry(object_number: int, start: int, length: int = SLICE) -> Entry:
@@ -51,9 +57,9 @@ def slices(place: int, objects: Sequence[int] = range(6)) -> list[Entry]:
 
 
 class Following(Ahead):
-    def __init__(self, nursery: Nursery, *, cache_blocks: int = 96, cache_limits: CacheLimits = NO_MORE) -> None:
-        super().__init__(nursery, cache_blocks=cache_blocks, cache_limits=cache_limits)
-        self.entries = EntriesAhead(self.cache, self.ahead, clock=self.clock)
+    def __init__(self, nursery: Nursery, *, cache_blocks: int = 96, limits: LogLimits = SMALL, cache_limits: CacheLimits = NO_MORE) -> None:
+        super().__init__(nursery, cache_blocks=cache_blocks, limits=limits, cache_limits=cache_limits)
+        self.entries = EntriesAhead(self.cache, self.ahead, clock=self.clock, limits=limits)
 
     async def fill_history(self) -> None:
         """Other reads of history are in all of the cache."""
@@ -115,21 +121,25 @@ async def test_what_others_have_said_they_will_read_of_an_object_comes_with_one_
         assert made.gets[4:] == [(4, 0, 3 * SLICE), (5, 0, 3 * SLICE)], "the third, and both before it; the second finds that it comes"
 
 
-async def test_a_gap_that_nobody_wants_ends_what_comes_together_and_so_does_the_size_of_a_get(monkeypatch: pytest.MonkeyPatch) -> None:
+async def gets_behind_a_gap(limits: LogLimits, number: int) -> list[tuple[int, int, int]]:
+    """The GETs after three of four partitions were followed, and the last of them to an object that nobody has come to."""
     async with Nursery() as nursery:
-        made = Following(nursery)
+        made = Following(nursery, limits=limits)
         for place in (0, 2, 3):
             await made.follow(P[place], slices(place, (0, 1, 2, 3, 4)))
-        gapped = made.gets[-2:]
-        monkeypatch.setattr(entries_ahead, "GAP_BYTES_MAX", SLICE)
-        await made.follow(P[3], slices(3, (2,)))
-        over_a_gap = made.gets[-1]
-        monkeypatch.setattr(entries_ahead, "GET_BYTES_MAX", 2 * SLICE)
-        await made.follow(P[3], slices(3, (3,)))
+        await made.follow(P[3], slices(3, (number,)))
+        return made.gets
 
-        assert gapped == [(0, 3 * SLICE, 4 * SLICE), (1, 3 * SLICE, 4 * SLICE)], "the slice before it was on its way"
-        assert over_a_gap == (2, 0, 4 * SLICE)
-        assert made.gets[-1] == (3, 2 * SLICE, 4 * SLICE)
+
+async def test_a_gap_that_nobody_wants_ends_what_comes_together_and_so_does_the_size_of_a_get() -> None:
+    *_, first, second, _ = await gets_behind_a_gap(SMALL, 2)
+    wide = replace(SMALL, ahead_gap_bytes_max=SLICE)
+    *_, over_a_gap = await gets_behind_a_gap(wide, 2)
+    *_, small = await gets_behind_a_gap(replace(wide, ahead_get_bytes_max=2 * SLICE), 3)
+
+    assert [first, second] == [(0, 3 * SLICE, 4 * SLICE), (1, 3 * SLICE, 4 * SLICE)], "the slice before it was on its way"
+    assert over_a_gap == (2, 0, 4 * SLICE)
+    assert small == (3, 2 * SLICE, 4 * SLICE)
 
 
 async def test_a_slice_that_is_more_than_a_get_brings_ends_what_is_fetched() -> None:
@@ -161,11 +171,10 @@ async def test_two_entries_in_one_object_are_fetched_together_and_forgotten_toge
 
 
 @pytest.mark.parametrize("is_one_partition", [False, True], ids=["of a partition each", "at different places of one"])
-async def test_the_more_consumers_there_are_the_less_lies_in_front_of_each(is_one_partition: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_more_consumers_there_are_the_less_lies_in_front_of_each(is_one_partition: bool) -> None:
     """All of them have what the cache has to spare, each three quarters of its part."""
-    monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 100 * SLICE)
     async with Nursery() as nursery:
-        made = Following(nursery, cache_limits=BARE, cache_blocks=8)
+        made = Following(nursery, cache_limits=COUNTED_BARE, cache_blocks=8, limits=replace(SMALL, ahead_bytes=100 * SLICE))
         made.objects.gate.set()
         slices_ahead: list[int] = []
         for number in range(4):
@@ -226,7 +235,7 @@ async def test_a_cache_that_keeps_nothing_for_long_is_not_fetched_into() -> None
 
 async def test_what_came_for_consumers_is_claimed_until_they_are_through() -> None:
     async with Nursery() as nursery:
-        made = Following(nursery, cache_limits=BARE)
+        made = Following(nursery, cache_limits=COUNTED_BARE)
         made.objects.gate.set()
         await made.follow(P[0], slices(0, [0, 1]))
         claimed_bytes = [made.cache.claimed_bytes]
@@ -257,17 +266,13 @@ async def test_of_what_is_claimed_and_on_its_way_there_is_no_more_than_the_tail_
         assert [number for number, _, _ in made.gets] == [0, 1], "what nobody claims makes room"
 
 
-async def test_what_was_said_is_remembered_of_a_bounded_number_of_places_and_for_seconds_and_forgotten_in_parts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(entries_ahead, "PLACES_SAID_MAX", 2)
+async def test_what_was_said_is_remembered_of_a_bounded_number_of_places_and_for_seconds_and_forgotten_in_parts() -> None:
     async with Nursery() as nursery:
-        made = Following(nursery)
+        made = Following(nursery, limits=replace(SMALL, places_said_max=2, forgotten_at_once_max=1))
         for place in range(3):
             await made.follow(P[place], slices(place))
         bounded = [(one, 0) in made.entries.said for one in P[:3]]
-        made.clock.advance(entries_ahead.SAID_KEPT_S + 1)
-        monkeypatch.setattr(entries_ahead, "FORGOTTEN_AT_ONCE_MAX", 1)
+        made.clock.advance(DEFAULT_LIMITS.said_kept_s + 1)
         await made.follow(P[3], slices(3))
         in_part = list(made.entries.said)
         await made.follow(P[3], slices(3))
@@ -280,11 +285,11 @@ async def test_what_was_said_is_remembered_of_a_bounded_number_of_places_and_for
 
 async def test_what_came_for_a_consumer_that_reads_no_more_is_left_for_who_does() -> None:
     async with Nursery() as nursery:
-        made = Following(nursery, cache_limits=BARE)
+        made = Following(nursery, cache_limits=COUNTED_BARE)
         made.objects.gate.set()
         await made.follow(P[0], slices(0))
         before = made.cache.claimed_bytes, made.cache._order.left_behind_bytes
-        made.clock.advance(entries_ahead.SAID_KEPT_S + 1)
+        made.clock.advance(DEFAULT_LIMITS.said_kept_s + 1)
         await made.follow(P[1], [])
 
         assert before == (2 * SLICE, 0)
@@ -294,7 +299,7 @@ async def test_what_came_for_a_consumer_that_reads_no_more_is_left_for_who_does(
 async def test_what_a_consumer_has_passed_without_reading_it_is_claimed_no_more() -> None:
     """Compaction has put other entries in its place."""
     async with Nursery() as nursery:
-        made = Following(nursery, cache_limits=BARE)
+        made = Following(nursery, cache_limits=COUNTED_BARE)
         made.objects.gate.set()
         await made.follow(P[0], slices(0))
         await made.follow(P[0], slices(0, [2, 3]), read=0)
@@ -305,14 +310,13 @@ async def test_what_a_consumer_has_passed_without_reading_it_is_claimed_no_more(
 
 
 @pytest.mark.parametrize("consumers", [1, 8])
-async def test_while_a_consumer_is_in_an_entry_larger_than_its_window_the_next_one_comes(
-    consumers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_while_a_consumer_is_in_an_entry_larger_than_its_window_the_next_one_comes(consumers: int) -> None:
     large = 8 * SLICE
-    monkeypatch.setattr(entries_ahead, "GET_BYTES_MAX", large)
     waits = 0
     async with Nursery() as nursery:
-        made = Following(nursery, cache_limits=BARE, cache_blocks=max(8, 4 * consumers))
+        made = Following(
+            nursery, cache_limits=COUNTED_BARE, cache_blocks=max(8, 4 * consumers), limits=replace(SMALL, ahead_get_bytes_max=large)
+        )
         made.objects.gate.set()
         for turn in range(20):
             for is_through in (False, True):
@@ -348,7 +352,7 @@ async def test_an_entry_that_is_the_last_known_one_is_not_left_before_it_is_read
 
 async def test_what_is_here_when_a_consumer_says_it_is_claimed_and_so_is_the_head_of_what_comes() -> None:
     async with Nursery() as nursery:
-        made = Following(nursery, cache_limits=BARE)
+        made = Following(nursery, cache_limits=COUNTED_BARE)
         made.objects.gate.set()
         await made.cache.read(object_key(IDS[0]), 0, SLICE, is_history=True)
         await made.cache.read(object_key(IDS[1]), 0, 100, is_history=True)
@@ -370,11 +374,8 @@ async def test_what_a_new_consumer_has_begun_to_read_is_not_left() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_consumers_of_partitions_that_lie_unevenly_in_objects_fetch_each_byte_about_once(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_consumers_of_partitions_that_lie_unevenly_in_objects_fetch_each_byte_about_once(seed: int) -> None:
     """One entry of each partition in turn: some come to the end of the log long before others. Beside them others read history anywhere."""
-    monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 16 * SLICE)
     chance = random.Random(seed)
     objects = [ObjectId(f"01JB0000000000000000000{number:03}") for number in range(200)]
     logs: list[list[Entry]] = [[] for _ in P]
@@ -383,7 +384,7 @@ async def test_consumers_of_partitions_that_lie_unevenly_in_objects_fetch_each_b
             base = 10 * number
             logs[partition].append(Entry(base, base + 9, object_id, ((place * SLICE, SLICE),), max_timestamp=0, running_max_timestamp=0))
     async with Nursery() as nursery:
-        made = Following(nursery, cache_limits=BARE, cache_blocks=16)
+        made = Following(nursery, cache_limits=COUNTED_BARE, cache_blocks=16, limits=replace(SMALL, ahead_bytes=16 * SLICE))
         made.objects.gate.set()
         for turn in range(max(map(len, logs))):
             for partition, entries in zip(P, logs, strict=True):
@@ -420,18 +421,16 @@ async def test_a_read_that_finds_its_slice_missing_brings_those_of_others_beside
 
 @pytest.fixture
 async def broker() -> AsyncIterator[Rig]:
-    async with rig(cache_bytes=96 * BLOCK, block_bytes=BLOCK, cache_limits=NO_MORE) as made:
+    async with rig(cache_bytes=96 * BLOCK, block_bytes=BLOCK) as made:
         for number in range(12):
             await made.send(record_batch(bytes([number]) * SLICE))
         yield made
 
 
-async def test_a_consumer_in_order_waits_for_no_object_but_its_first(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 16 * KIB)
-    monkeypatch.setattr(entries_ahead, "AHEAD_ENTRIES_MAX", AHEAD)
-    monkeypatch.setattr(entries_ahead, "FIRST_ENTRIES_MAX", AHEAD)
+async def test_a_consumer_in_order_waits_for_no_object_but_its_first(broker: Rig) -> None:
+    limits = replace(SMALL, ahead_bytes=16 * KIB, ahead_entries_max=AHEAD, first_entries_max=AHEAD)
     async with rig(
-        shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK, cache_limits=NO_MORE
+        limits=limits, shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK
     ) as other:
         await other.parts.control_reads.refresh([other.parts.partitions.get(PARTITION)])
         first = (await other.control()).pending[0].base
@@ -448,9 +447,7 @@ async def test_a_consumer_in_order_waits_for_no_object_but_its_first(broker: Rig
 async def test_what_a_read_brought_that_nobody_waited_for_in_the_end_is_not_left_unread(
     broker: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with rig(
-        shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK, cache_limits=NO_MORE
-    ) as other:
+    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as other:
         log = other.parts.partitions.get(PARTITION)
         await other.parts.control_reads.refresh([log])
         pending = (await other.control()).pending
@@ -490,26 +487,24 @@ def never_woken() -> None:
     raise AssertionError("nobody waits for it")
 
 
-async def test_consumers_that_have_stopped_are_forgotten_by_any_read(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rig(
-        shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK, cache_limits=NO_MORE
-    ) as other:
+async def test_consumers_that_have_stopped_are_forgotten_by_any_read(broker: Rig) -> None:
+    clock = SteppingClock()
+    stores = functools.partial(rig, shared=broker.shared, objects=broker.objects._inner)
+    async with stores(epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK, clock=clock) as other:
         await other.parts.control_reads.refresh([other.parts.partitions.get(PARTITION)])
         first = (await other.control()).pending[0].base
         await fetch(other, await fetch(other, first, bytes_max=1), bytes_max=1)
         await until_done(ahead_of(other))
         reader = other.parts.reader
         before = len(reader._entries_ahead.said)
-        monkeypatch.setattr(entries_ahead, "SAID_KEPT_S", -1.0)
+        clock.advance(DEFAULT_LIMITS.said_kept_s + 1)
         await reader.stored(other.parts.partitions.get(PARTITION), first, bytes_max=1)
 
         assert (before, len(reader._entries_ahead.said), reader._blocks.claimed_bytes) == (1, 0, 0)
 
 
 async def test_what_comes_with_a_read_that_had_to_wait_is_claimed(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rig(
-        shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK, cache_limits=NO_MORE
-    ) as other:
+    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as other:
         await other.parts.control_reads.refresh([other.parts.partitions.get(PARTITION)])
         pending = (await other.control()).pending
         end = await fetch(other, await fetch(other, pending[0].base, bytes_max=1), bytes_max=1)
@@ -525,10 +520,9 @@ async def test_what_comes_with_a_read_that_had_to_wait_is_claimed(broker: Rig, m
     assert claimed[0][1].size_bytes > SLICE
 
 
-async def test_a_consumer_that_has_waited_has_twice_as_much_in_front_of_it_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries_ahead, "AHEAD_BYTES_MAX", 6 * SLICE)
+async def test_a_consumer_that_has_waited_has_twice_as_much_in_front_of_it_from_then_on() -> None:
     async with Nursery() as nursery:
-        made = Following(nursery)
+        made = Following(nursery, limits=replace(SMALL, ahead_bytes_max=6 * SLICE))
         made.objects.gate.set()
         await made.follow(P[0], slices(0, range(16)), has_waited=True)
         for number in range(1, 4):
@@ -537,13 +531,11 @@ async def test_a_consumer_that_has_waited_has_twice_as_much_in_front_of_it_from_
         assert [number for number, _, _ in made.gets] == [0, 1, *(2, 3, 4), 5, *(6, 7, 8)], "the first read waits for nothing that was said"
 
 
-async def test_no_more_entries_are_fetched_than_half_of_those_that_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 100 * SLICE)
-    monkeypatch.setattr(entries_ahead, "SAID_ENTRIES_MAX", 6)
-    monkeypatch.setattr(entries_ahead, "AHEAD_ENTRIES_MAX", 3)
-    monkeypatch.setattr(entries_ahead, "FIRST_ENTRIES_MAX", 3)
+async def test_no_more_entries_are_fetched_than_half_of_those_that_are_said() -> None:
     async with Nursery() as nursery:
-        made = Following(nursery)
+        made = Following(
+            nursery, limits=replace(SMALL, ahead_bytes=100 * SLICE, said_entries_max=6, ahead_entries_max=3, first_entries_max=3)
+        )
         await made.follow(P[0], slices(0, range(12)))
         await made.follow(P[1], slices(1, range(12)))
         await made.follow(P[0], slices(0, range(3, 12)), read=-10)
@@ -553,11 +545,10 @@ async def test_no_more_entries_are_fetched_than_half_of_those_that_are_said(monk
         assert made.gets[6:] == [(3, 0, 2 * SLICE), (4, 0, 2 * SLICE), (5, 0, 2 * SLICE)]
 
 
-async def test_what_is_said_first_is_fetched_when_others_have_said_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_said_first_is_fetched_when_others_have_said_it_too() -> None:
     """Else each of many consumers that begin together would fetch its slices of the first objects alone."""
-    monkeypatch.setattr(entries_ahead, "FIRST_ENTRIES_MAX", 1)
     async with Nursery() as nursery:
-        made = Following(nursery)
+        made = Following(nursery, limits=replace(SMALL, first_entries_max=1))
         for place in range(3):
             await made.follow(P[place], slices(place))
         at_first = list(made.gets)
@@ -568,11 +559,9 @@ async def test_what_is_said_first_is_fetched_when_others_have_said_it_too(monkey
         assert made.gets[3:] == [(1, 0, 3 * SLICE), (2, 0, 3 * SLICE)]
 
 
-async def test_no_more_gets_are_begun_in_one_go_than_may_be_and_the_others_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 100 * SLICE)
-    monkeypatch.setattr(entries_ahead, "GETS_PER_FOLLOW_MAX", 3)
+async def test_no_more_gets_are_begun_in_one_go_than_may_be_and_the_others_with_the_next() -> None:
     async with Nursery() as nursery:
-        made = Following(nursery)
+        made = Following(nursery, limits=replace(SMALL, ahead_bytes=100 * SLICE, ahead_gets_per_follow_max=3))
         await made.follow(P[0], slices(0, range(8)))
         at_first = [number for number, _, _ in made.gets]
         await made.follow(P[0], slices(0, range(1, 8)))
@@ -581,9 +570,9 @@ async def test_no_more_gets_are_begun_in_one_go_than_may_be_and_the_others_with_
         assert [number for number, _, _ in made.gets[3:]] == [3, 4, 5]
 
 
-async def test_where_there_is_no_room_nobody_asks_what_others_want(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_there_is_no_room_nobody_asks_what_others_want() -> None:
     async with Nursery() as nursery:
-        made = Following(nursery)
+        made = Following(nursery, limits=replace(SMALL, reads_ahead_max=1))
         asked: list[Range] = []
         together = made.entries.together
 
@@ -592,7 +581,6 @@ async def test_where_there_is_no_room_nobody_asks_what_others_want(monkeypatch: 
             return together(key, wanted)
 
         made.entries.together = note  # type: ignore[method-assign]
-        monkeypatch.setattr(read_ahead, "READS_AHEAD_MAX", 1)
         for place in range(4):
             await made.follow(P[place], slices(place))
 
@@ -623,7 +611,7 @@ async def test_what_others_want_is_asked_no_further_than_a_get_goes() -> None:
 
 async def test_consumers_leave_nothing_at_inline_entries_which_say_nothing() -> None:
     async with Nursery() as nursery:
-        made = Following(nursery, cache_limits=BARE)
+        made = Following(nursery, cache_limits=COUNTED_BARE)
         made.objects.gate.set()
         entries = [Entry(10 * n, 10 * n + 9, IDS[n], b"batches" if n % 2 else ((0, SLICE),), 0, 0) for n in range(12)]
         for number in range(0, 10, 2):
@@ -685,17 +673,17 @@ async def test_pieces_that_all_have_read_who_said_that_they_will_are_left_behind
         made.entries.follow(P[1], of_the_object[1], slices(1, range(1, 6)))
 
         assert (by_one, by_the_other_in_part) == (0, 0)
-        assert order.left_behind_bytes == 2 * SLICE + NO_MORE.piece_overhead_bytes
+        assert order.left_behind_bytes == 2 * SLICE + DEFAULT_CACHE_LIMITS.piece_overhead_bytes
 
 
-async def test_entries_of_chunks_that_are_not_read_yet_are_found_out_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_entries_of_chunks_that_are_not_read_yet_are_found_out_ahead() -> None:
     """A chunk of the index has sixteen entries: a consumer that comes to the end of one knows the next by then."""
-    monkeypatch.setattr(entries_ahead, "AHEAD_BYTES", 100 * KIB)
-    async with rig(cache_bytes=96 * BLOCK, block_bytes=BLOCK, cache_limits=NO_MORE) as writer:
+    limits = replace(SMALL, ahead_bytes=100 * KIB)
+    async with rig(limits=limits, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as writer:
         for number in range(70):
             await writer.send(record_batch(bytes([number]) * SLICE))
         async with rig(
-            shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK, cache_limits=NO_MORE
+            limits=limits, shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK
         ) as reader:
             log = reader.parts.partitions.get(PARTITION)
             await reader.parts.control_reads.refresh([log])
@@ -704,20 +692,18 @@ async def test_entries_of_chunks_that_are_not_read_yet_are_found_out_ahead(monke
             while end < 20:
                 end = await fetch(reader, end, bytes_max=1)
                 await until_done(ahead_of(reader))
-                known.append(len(reader.parts.reader._index.following_here(log, end, entries_max=entries_ahead.SAID_ENTRIES_MAX)))
+                known.append(len(reader.parts.reader._index.following_here(log, end, entries_max=DEFAULT_LIMITS.said_entries_max)))
             (follower,) = reader.parts.reader._entries_ahead.said.values()
 
-    assert min(known[3:]) == entries_ahead.SAID_ENTRIES_MAX > 16
-    assert len(follower.entries) == entries_ahead.SAID_ENTRIES_MAX
+    assert min(known[3:]) == DEFAULT_LIMITS.said_entries_max > 16
+    assert len(follower.entries) == DEFAULT_LIMITS.said_entries_max
 
 
 async def test_an_index_that_cannot_be_read_ahead_is_counted_and_keeps_nobody_from_reading() -> None:
-    async with rig(cache_bytes=96 * BLOCK, block_bytes=BLOCK, cache_limits=NO_MORE) as writer:
+    async with rig(cache_bytes=96 * BLOCK, block_bytes=BLOCK) as writer:
         for number in range(40):
             await writer.send(record_batch(bytes([number]) * SLICE))
-        async with rig(
-            shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK, cache_limits=NO_MORE
-        ) as reader:
+        async with rig(shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as reader:
             await reader.parts.control_reads.refresh([reader.parts.partitions.get(PARTITION)])
             end = await fetch(reader, 0, bytes_max=1)
 

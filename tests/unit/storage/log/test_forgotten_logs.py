@@ -11,6 +11,7 @@ from storage.formats.control import Control, LogState, ProducerBatch, ProducerSt
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
 from storage.log.bounds import LogBounds
+from storage.log.limits import LogLimits
 from storage.log.partition import Partitions
 from storage.log.trim import HIGH_WATERMARK
 from storage.vocabulary import PartitionId
@@ -71,7 +72,7 @@ async def test_a_log_whose_batches_are_gathered_is_not_forgotten() -> None:
 
 
 def test_the_logs_of_deleted_partitions_are_forgotten_before_others_and_in_time() -> None:
-    partitions = Partitions(kept_max=10)
+    partitions = Partitions(limits=LogLimits(partitions_kept_max=10))
     gone = [partitions.get(PartitionId(TOPIC, number)) for number in range(3)]
     gone[0].observe(Control(log_state=LogState.DELETED), 5)
     gone[1].observe(Control(), 5)
@@ -85,7 +86,7 @@ def test_the_logs_of_deleted_partitions_are_forgotten_before_others_and_in_time(
 
 
 def test_a_log_that_was_deleted_and_still_has_work_stays() -> None:
-    partitions = Partitions(kept_max=2)
+    partitions = Partitions(limits=LogLimits(partitions_kept_max=2))
     log = partitions.get(PARTITION)
     log.observe(Control(log_state=LogState.DELETED), 5)
     log.readers.wakers[lambda: None] = None
@@ -130,9 +131,8 @@ async def test_an_append_waits_for_a_record_that_is_not_older_than_the_one_that_
         assert deposed.left == 0
 
 
-async def test_an_append_that_found_nothing_but_older_records_is_refused_for_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.log.append.COMMIT_TIMEOUT_S", 0.05)
-    async with rig() as broker:
+async def test_an_append_that_found_nothing_but_older_records_is_refused_for_that_reason() -> None:
+    async with rig(limits=LogLimits(commit_timeout_s=0.05)) as broker:
         old = await record_of(broker.shared)
         await broker.send(batch_bytes(1))
         touch_others(broker)
@@ -174,7 +174,7 @@ def filled(producers: int = 97) -> Control:
 
 def test_idle_logs_are_forgotten_when_what_is_known_of_all_takes_too_much_memory() -> None:
     telemetry = Telemetry()
-    partitions = Partitions(bytes_max=1_000_000, telemetry=telemetry)
+    partitions = Partitions(limits=LogLimits(partitions_bytes_max=1_000_000), telemetry=telemetry)
     for number in range(1_000):
         partitions.get(PartitionId(TOPIC, number)).observe(filled(), 5)
 
@@ -188,7 +188,7 @@ def test_idle_logs_are_forgotten_when_what_is_known_of_all_takes_too_much_memory
 
 
 def test_logs_that_grow_without_a_new_one_are_forgotten_too() -> None:
-    partitions = Partitions(bytes_max=1_000_000)
+    partitions = Partitions(limits=LogLimits(partitions_bytes_max=1_000_000))
     logs = [partitions.get(PartitionId(TOPIC, number)) for number in range(200)]
     for log in logs:
         log.observe(filled(), 5)
@@ -200,7 +200,7 @@ def test_logs_that_grow_without_a_new_one_are_forgotten_too() -> None:
 
 
 def test_those_that_are_used_stay_while_others_come_and_go() -> None:
-    partitions = Partitions(kept_max=100)
+    partitions = Partitions(limits=LogLimits(partitions_kept_max=100))
     used = [partitions.get(PartitionId(TOPIC, number)) for number in range(10)]
     for number in range(100, 1_100):
         partitions.get(PartitionId(TOPIC, number))
@@ -209,7 +209,7 @@ def test_those_that_are_used_stay_while_others_come_and_go() -> None:
 
 
 def test_with_nothing_but_work_and_waiting_readers_nothing_is_forgotten_and_readers_are_told_not_to_wait() -> None:
-    partitions = Partitions(bytes_max=500_000)
+    partitions = Partitions(limits=LogLimits(partitions_bytes_max=500_000))
     logs = [partitions.get(PartitionId(TOPIC, number)) for number in range(60)]
     for log in logs:
         log.readers.wakers[lambda: None] = None
@@ -225,7 +225,7 @@ def test_with_nothing_but_work_and_waiting_readers_nothing_is_forgotten_and_read
 
 
 def test_what_is_heard_by_a_log_that_was_forgotten_meanwhile_does_not_go_back() -> None:
-    partitions = Partitions(kept_max=2)
+    partitions = Partitions(limits=LogLimits(partitions_kept_max=2))
     held = partitions.get(PARTITION)
     for partition in OTHERS:
         partitions.get(partition)
@@ -250,7 +250,7 @@ async def test_a_log_that_was_forgotten_is_let_go() -> None:
 
 
 def test_what_is_remembered_of_forgotten_logs_has_a_bound() -> None:
-    partitions = Partitions(kept_max=10)
+    partitions = Partitions(limits=LogLimits(partitions_kept_max=10))
     for number in range(100):
         partitions.get(PartitionId(TOPIC, number)).observe(Control(), 5)
 

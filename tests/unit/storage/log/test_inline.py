@@ -9,14 +9,12 @@ from runtime.clock import SystemClock
 from storage.errors import Corrupt, StorageError, Unavailable
 from storage.formats.control import Entry, inline_bytes
 from storage.formats.levels import LEVEL_OF_INLINE
-from storage.limits import INLINE_PENDING_BYTES_MAX, PENDING_ENTRIES_MAX
-from storage.log import append as append_module
-from storage.log import commit as commit_module
 from storage.log.append import TURNS_MAX
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
-from storage.log.inline import CARRIED_AT_ONCE_MAX, CONFLICTS_MAX, LANE_COMMITS_MAX, LARGER_BYTES_MAX, CommitBudget, Gathers, InlineSettings
+from storage.log.inline import CONFLICTS_MAX, CommitBudget, Gathers, InlineSettings
 from storage.log.lane import CONFLICT_MEMORY
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.read import read_inline
 from storage.log.upload_places import UPLOADS_MAX
 from storage.metadata import keys
@@ -68,7 +66,11 @@ async def test_a_large_batch_goes_into_an_object_and_what_is_behind_it_does_not_
         results = await asyncio.gather(
             *(
                 broker.send(batch)
-                for batch in (of_size(LARGER_BYTES_MAX + 1, b"a"), of_size(200, b"b"), of_size(LARGER_BYTES_MAX + 1, b"c"))
+                for batch in (
+                    of_size(DEFAULT_LIMITS.larger_commit_bytes_max + 1, b"a"),
+                    of_size(200, b"b"),
+                    of_size(DEFAULT_LIMITS.larger_commit_bytes_max + 1, b"c"),
+                )
             )
         )
 
@@ -81,7 +83,7 @@ async def test_a_large_batch_goes_into_an_object_and_what_is_behind_it_does_not_
 async def test_a_small_batch_waits_for_the_object_before_it() -> None:
     async with rig(inline=KIB) as broker:
         broker.objects.gate = asyncio.Event()
-        first = broker.send(of_size(LARGER_BYTES_MAX + 1))
+        first = broker.send(of_size(DEFAULT_LIMITS.larger_commit_bytes_max + 1))
         await until_put(broker, 1)
         second = broker.send(of_size(200))
         await asyncio.sleep(0.02)
@@ -113,17 +115,17 @@ async def test_what_arrives_while_a_commit_is_under_way_goes_into_the_next_one_a
 
 
 async def test_what_arrives_behind_as_many_commits_as_may_wait_is_gathered() -> None:
-    no_larger = InlineSettings(bytes_max=LARGER_BYTES_MAX)
+    no_larger = InlineSettings(bytes_max=DEFAULT_LIMITS.larger_commit_bytes_max)
     async with rig(inline=no_larger, flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as broker:
         assert await broker.send(of_size(100)) == [Appended(0, 0)]
         broker.metadata.faults.append("late")
         first = broker.send(of_size(100))
         await broker.metadata.until_late()
-        behind = [broker.send(of_size(LARGER_BYTES_MAX)) for _ in range(LANE_COMMITS_MAX)]
+        behind = [broker.send(of_size(DEFAULT_LIMITS.larger_commit_bytes_max)) for _ in range(DEFAULT_LIMITS.lane_commits_max)]
         await broker.metadata.deliver_late()
 
-        assert offsets([await first, *[await one for one in behind]]) == list(range(1, LANE_COMMITS_MAX + 2))
-        assert (counted(broker, "inline_commits"), reasons(broker)) == (LANE_COMMITS_MAX + 2, {Gathers.FULL: 1})
+        assert offsets([await first, *[await one for one in behind]]) == list(range(1, DEFAULT_LIMITS.lane_commits_max + 2))
+        assert (counted(broker, "inline_commits"), reasons(broker)) == (DEFAULT_LIMITS.lane_commits_max + 2, {Gathers.FULL: 1})
         assert broker.objects.put_keys == [], "what was gathered was small, too"
 
 
@@ -167,40 +169,40 @@ def sent_to(broker: Rig, partitions: range) -> list["asyncio.Future[list[Appende
 
 async def test_batches_of_more_partitions_than_may_carry_at_a_time_go_into_one_object_and_the_next_are_carried_again() -> None:
     async with rig(inline=KIB, flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as broker:
-        await with_partitions(broker, 2 * CARRIED_AT_ONCE_MAX + 1)
-        results = await asyncio.gather(*sent_to(broker, range(2 * CARRIED_AT_ONCE_MAX + 1)))
+        await with_partitions(broker, 2 * DEFAULT_LIMITS.carried_at_once_max + 1)
+        results = await asyncio.gather(*sent_to(broker, range(2 * DEFAULT_LIMITS.carried_at_once_max + 1)))
 
-        assert offsets(results) == [0] * (2 * CARRIED_AT_ONCE_MAX + 1)
-        assert reasons(broker) == {Gathers.MANY: CARRIED_AT_ONCE_MAX + 1}
-        assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (CARRIED_AT_ONCE_MAX, 1)
+        assert offsets(results) == [0] * (2 * DEFAULT_LIMITS.carried_at_once_max + 1)
+        assert reasons(broker) == {Gathers.MANY: DEFAULT_LIMITS.carried_at_once_max + 1}
+        assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (DEFAULT_LIMITS.carried_at_once_max, 1)
 
-        await asyncio.gather(*sent_to(broker, range(CARRIED_AT_ONCE_MAX)))
-        assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (2 * CARRIED_AT_ONCE_MAX, 1)
+        await asyncio.gather(*sent_to(broker, range(DEFAULT_LIMITS.carried_at_once_max)))
+        assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (2 * DEFAULT_LIMITS.carried_at_once_max, 1)
 
 
 async def test_of_a_request_for_more_partitions_than_may_carry_at_a_time_none_is_carried() -> None:
     async with rig(inline=KIB, flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as broker:
-        await with_partitions(broker, CARRIED_AT_ONCE_MAX + 1)
+        await with_partitions(broker, DEFAULT_LIMITS.carried_at_once_max + 1)
         results = await asyncio.gather(
             *(
-                broker.send(of_size(100), partition=PartitionId(TOPIC, 1 + n), together=CARRIED_AT_ONCE_MAX + 1)
-                for n in range(CARRIED_AT_ONCE_MAX + 1)
+                broker.send(of_size(100), partition=PartitionId(TOPIC, 1 + n), together=DEFAULT_LIMITS.carried_at_once_max + 1)
+                for n in range(DEFAULT_LIMITS.carried_at_once_max + 1)
             )
         )
 
-        assert offsets(results) == [0] * (CARRIED_AT_ONCE_MAX + 1)
-        assert reasons(broker) == {Gathers.MANY: CARRIED_AT_ONCE_MAX + 1}
+        assert offsets(results) == [0] * (DEFAULT_LIMITS.carried_at_once_max + 1)
+        assert reasons(broker) == {Gathers.MANY: DEFAULT_LIMITS.carried_at_once_max + 1}
         assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (0, 1)
 
 
 async def test_small_batches_of_any_number_of_partitions_are_carried_while_uploads_have_no_place() -> None:
-    count = 3 * CARRIED_AT_ONCE_MAX
+    count = 3 * DEFAULT_LIMITS.carried_at_once_max
     async with rig(inline=KIB, flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as broker:
         await with_partitions(broker, count)
         broker.objects.gate = gate = asyncio.Event()
         large = []
         for _ in range(UPLOADS_MAX):
-            large.append(broker.send(of_size(LARGER_BYTES_MAX + 1)))
+            large.append(broker.send(of_size(DEFAULT_LIMITS.larger_commit_bytes_max + 1)))
             async with asyncio.timeout(25):
                 while broker.parts.appender._open.batches:  # noqa: ASYNC110 - a timer seals it
                     await asyncio.sleep(0.001)
@@ -208,7 +210,7 @@ async def test_small_batches_of_any_number_of_partitions_are_carried_while_uploa
             small = await asyncio.gather(*sent_to(broker, range(count)))
 
         assert offsets(small) == [0] * count
-        assert reasons(broker) == {Gathers.LARGE: UPLOADS_MAX, Gathers.MANY: count - CARRIED_AT_ONCE_MAX}
+        assert reasons(broker) == {Gathers.LARGE: UPLOADS_MAX, Gathers.MANY: count - DEFAULT_LIMITS.carried_at_once_max}
         assert counted(broker, "inline_commits") == count
         gate.set()
         assert offsets([await one for one in large]) == list(range(UPLOADS_MAX))
@@ -234,7 +236,7 @@ async def test_commits_wait_for_others_as_long_as_each_turn_of_the_loop_brings_s
 
 
 async def test_partitions_that_arrive_in_turns_of_which_none_brings_too_many_are_all_carried() -> None:
-    first, second = CARRIED_AT_ONCE_MAX - 12, CARRIED_AT_ONCE_MAX - 4
+    first, second = DEFAULT_LIMITS.carried_at_once_max - 12, DEFAULT_LIMITS.carried_at_once_max - 4
     async with rig(inline=KIB, flush=SLOW) as broker:
         await with_partitions(broker, first + second)
         sent = sent_to(broker, range(first))
@@ -252,11 +254,11 @@ async def test_partitions_that_arrive_in_turns_of_which_none_brings_too_many_are
 async def test_commits_that_come_to_nothing_make_room_for_others_that_carry() -> None:
     async with rig(inline=KIB, flush=SLOW) as broker:
         broker.metadata.faults.append("request lost")
-        await with_partitions(broker, CARRIED_AT_ONCE_MAX)
-        first = await asyncio.gather(*sent_to(broker, range(CARRIED_AT_ONCE_MAX)))
-        second = await asyncio.gather(*sent_to(broker, range(CARRIED_AT_ONCE_MAX)))
+        await with_partitions(broker, DEFAULT_LIMITS.carried_at_once_max)
+        first = await asyncio.gather(*sent_to(broker, range(DEFAULT_LIMITS.carried_at_once_max)))
+        second = await asyncio.gather(*sent_to(broker, range(DEFAULT_LIMITS.carried_at_once_max)))
 
-        assert offsets([*first, *second]) == [0] * CARRIED_AT_ONCE_MAX + [1] * CARRIED_AT_ONCE_MAX
+        assert offsets([*first, *second]) == [0] * DEFAULT_LIMITS.carried_at_once_max + [1] * DEFAULT_LIMITS.carried_at_once_max
         assert reasons(broker) == {}
 
 
@@ -284,8 +286,8 @@ async def test_nothing_is_inline_before_every_broker_can_read_it() -> None:
 
 async def test_the_ring_leaves_when_it_has_as_many_bytes_as_it_may() -> None:
     async with rig(inline=KIB) as broker:
-        fit = INLINE_PENDING_BYTES_MAX // 1_000
-        assert fit < PENDING_ENTRIES_MAX
+        fit = DEFAULT_LIMITS.inline_pending_bytes_max // 1_000
+        assert fit < DEFAULT_LIMITS.pending_entries_max
         for number in range(fit):
             assert await broker.send(of_size(1_000)) == [Appended(number, 0)]
         assert len((await broker.control()).pending) == fit
@@ -298,13 +300,13 @@ async def test_the_ring_leaves_when_it_has_as_many_bytes_as_it_may() -> None:
 async def test_another_broker_reads_inline_batches_without_a_get() -> None:
     shared, objects = MemoryMetadataStore(clock=SystemClock(), shards=1), MemoryObjectStore(clock=SystemClock())
     async with rig(shared=shared, objects=objects, inline=KIB) as writer, rig(shared=shared, objects=objects, epoch=8) as reader:
-        for _ in range(PENDING_ENTRIES_MAX + 3):
+        for _ in range(DEFAULT_LIMITS.pending_entries_max + 3):
             await writer.send(of_size(150))
 
         assert await reader.read_all() == await writer.read_all()
-        assert len(await reader.read_all()) == 150 * (PENDING_ENTRIES_MAX + 3)
+        assert len(await reader.read_all()) == 150 * (DEFAULT_LIMITS.pending_entries_max + 3)
         log = reader.parts.partitions.get(PARTITION)
-        for offset in (0, PENDING_ENTRIES_MAX + 1):  # in a chunk that was read, and in the ring
+        for offset in (0, DEFAULT_LIMITS.pending_entries_max + 1):  # in a chunk that was read, and in the ring
             spare = reader.parts.reader.flights.spare(log, offset, bytes_max=1_000, at_least_one=True)
             assert getattr(spare, "base", None) == offset, "it is in memory: nobody waits for it"
         assert reader.parts.reader.flights.spare(log, 0, bytes_max=149, at_least_one=False) is None
@@ -324,11 +326,9 @@ async def test_an_inline_batch_is_appended_once_whatever_becomes_of_one_request(
         assert len(await broker.read_all()) == 300
 
 
-async def test_a_batch_that_was_answered_still_has_its_bytes_in_the_attempt_that_lands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append_module, "COMMIT_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(append_module, "OVERDUE_CHECK_S", 0.02)
-    monkeypatch.setattr(commit_module, "WRITE_TIMEOUT_S", 0.1)
-    async with rig(inline=KIB, flush=SLOW) as broker:
+async def test_a_batch_that_was_answered_still_has_its_bytes_in_the_attempt_that_lands() -> None:
+    limits = LogLimits(commit_timeout_s=0.2, overdue_check_s=0.02, commit_write_timeout_s=0.1)
+    async with rig(inline=KIB, flush=SLOW, limits=limits) as broker:
         assert await broker.send(of_size(100)) == [Appended(0, 0)]
         broker.metadata.faults += ["request lost"] * 200
         (given_up,) = await broker.send(of_size(100, b"b"))
@@ -392,7 +392,7 @@ def test_inline_bytes_that_are_not_what_was_written_are_corrupt_and_named(at: in
     entry = Entry(5, 5, ObjectId("01J00000000000000000000000"), bytes(data), 0, 0)
 
     with pytest.raises(Corrupt, match=r"inline/01J00000000000000000000000.*entry=5\.\.5"):
-        read_inline(PARTITION, entry, 5, bytes_max=1_000, at_least_one=True)
+        read_inline(PARTITION, entry, 5, bytes_max=1_000, at_least_one=True, join_below_bytes=1)
 
 
 async def test_a_batch_does_not_join_a_commit_that_reads_the_record_it_will_decide_on() -> None:

@@ -1,5 +1,6 @@
 from storage.formats.control import SegmentEntry
-from storage.log.kept_segments import PARTITIONS_KEPT_MAX, SEGMENTS_KEPT_MAX, KeptSegments
+from storage.log.kept_segments import KeptSegments
+from storage.log.limits import DEFAULT_LIMITS
 from storage.vocabulary import ObjectId, PartitionId, TopicId
 
 TOPIC = TopicId("00000000-0000-4000-8000-000000000001")
@@ -20,12 +21,12 @@ def test_a_segment_is_found_by_each_of_its_offsets_and_by_no_other() -> None:
 
 def test_of_the_segments_of_a_partition_the_last_ones_are_known() -> None:
     kept = KeptSegments()
-    for number in range(SEGMENTS_KEPT_MAX + 3):
+    for number in range(DEFAULT_LIMITS.segments_kept_max + 3):
         kept.add(PARTITION, segment(number))
 
-    assert [kept.find(PARTITION, 10 * number) is not None for number in range(SEGMENTS_KEPT_MAX + 3)] == [False] * 3 + [
+    assert [kept.find(PARTITION, 10 * number) is not None for number in range(DEFAULT_LIMITS.segments_kept_max + 3)] == [False] * 3 + [
         True
-    ] * SEGMENTS_KEPT_MAX
+    ] * DEFAULT_LIMITS.segments_kept_max
 
 
 def test_a_merge_takes_the_place_of_its_sources() -> None:
@@ -35,17 +36,17 @@ def test_a_merge_takes_the_place_of_its_sources() -> None:
         kept.add(PARTITION, one)
 
     assert [kept.find(PARTITION, offset) for offset in (9, 10, 29, 30)] == [segment(0), merged, merged, segment(3)]
-    for number in range(10, 10 + SEGMENTS_KEPT_MAX):
+    for number in range(10, 10 + DEFAULT_LIMITS.segments_kept_max):
         kept.add(PARTITION, segment(number))
     assert kept.find(PARTITION, 10) is None, "its sources are not behind it"
 
 
 def test_partitions_whose_segments_are_known_are_bounded() -> None:
     kept = KeptSegments()
-    for number in range(PARTITIONS_KEPT_MAX + 5):
+    for number in range(DEFAULT_LIMITS.segment_partitions_kept_max + 5):
         kept.add(PARTITION._replace(partition=number), segment(0))
 
-    assert len(kept) == PARTITIONS_KEPT_MAX
+    assert len(kept) == DEFAULT_LIMITS.segment_partitions_kept_max
     assert kept.find(PARTITION._replace(partition=4), 0) is None
     assert kept.find(PARTITION._replace(partition=5), 0) == segment(0)
 

@@ -6,21 +6,10 @@ import pytest
 
 from runtime.clock import SystemClock
 from sim.loop import VirtualClock, VirtualLoop
-from storage.limits import INLINE_PENDING_BYTES_MAX
-from storage.log import commit as commit_module
-from storage.log import inline as inline_module
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
-from storage.log.inline import (
-    CONFLICTS_MAX,
-    FULL_S,
-    LANE_COMMITS_MAX,
-    LARGER_BYTES_MAX,
-    LARGER_EVERY_S,
-    LARGER_KEPT_MAX,
-    Gathers,
-    InlineSettings,
-)
+from storage.log.inline import CONFLICTS_MAX, FULL_S, Gathers, InlineSettings
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.metadata import keys
 from storage.metadata.port import Put
 from storage.recordbatch import HEADER_BYTES
@@ -57,7 +46,7 @@ async def test_a_larger_batch_is_carried_once_in_a_while() -> None:
     async with rig(inline=INLINE, flush=AT_ONCE, clock=clock) as broker:
         for _ in range(2):
             assert isinstance((await broker.send(of_size(3_000)))[0], Appended)
-        clock.passed_s += LARGER_EVERY_S
+        clock.passed_s += DEFAULT_LIMITS.larger_commit_every_s
         assert await broker.send(of_size(3_000)) == [Appended(2, 0)]
 
         assert await carried(broker) == [True, False, True]
@@ -68,8 +57,8 @@ async def test_a_larger_batch_is_carried_once_in_a_while() -> None:
 
 async def test_nothing_above_its_bound_is_carried() -> None:
     async with rig(inline=INLINE, flush=AT_ONCE) as broker:
-        await broker.send(of_size(LARGER_BYTES_MAX + 1))
-        await broker.send(of_size(LARGER_BYTES_MAX))
+        await broker.send(of_size(DEFAULT_LIMITS.larger_commit_bytes_max + 1))
+        await broker.send(of_size(DEFAULT_LIMITS.larger_commit_bytes_max))
 
         assert await carried(broker) == [False, True]
 
@@ -77,18 +66,18 @@ async def test_nothing_above_its_bound_is_carried() -> None:
 async def test_the_largest_leaves_with_the_ring_like_any_other() -> None:
     async with rig(inline=INLINE, flush=AT_ONCE) as broker:
         await broker.send(of_size(1_000))
-        await broker.send(of_size(INLINE_PENDING_BYTES_MAX))
+        await broker.send(of_size(DEFAULT_LIMITS.inline_pending_bytes_max))
         assert [entry.base for entry in (await broker.control()).pending] == [1]
         await broker.send(of_size(1_000))
 
         assert [entry.base for entry in (await broker.control()).pending] == [2]
-        assert len(await broker.read_all()) == INLINE_PENDING_BYTES_MAX + 2_000
+        assert len(await broker.read_all()) == DEFAULT_LIMITS.inline_pending_bytes_max + 2_000
 
 
 async def test_a_larger_batch_waits_in_its_commit_for_an_object_before_it_and_a_second_one_does_not() -> None:
     async with rig(inline=INLINE, flush=AT_ONCE, clock=Waited()) as broker:
         broker.objects.gate = gate = asyncio.Event()
-        first = broker.send(of_size(LARGER_BYTES_MAX + 1))
+        first = broker.send(of_size(DEFAULT_LIMITS.larger_commit_bytes_max + 1))
         await until_put(broker, 1)
         behind = [broker.send(of_size(5_000)) for _ in range(2)]
         gate.set()
@@ -118,7 +107,7 @@ async def test_small_batches_behind_a_larger_one_go_with_it_as_far_as_they_fit()
         broker.metadata.faults.append("late")
         first = broker.send(of_size(100))
         await broker.metadata.until_late()
-        behind = [broker.send(of_size(size)) for size in (LARGER_BYTES_MAX - 200, 200, 200)]
+        behind = [broker.send(of_size(size)) for size in (DEFAULT_LIMITS.larger_commit_bytes_max - 200, 200, 200)]
         await broker.metadata.deliver_late()
 
         assert offsets([await first, *[await one for one in behind]]) == [1, 2, 3, 4]
@@ -149,7 +138,7 @@ async def test_small_batches_make_a_commit_larger_once_in_a_while() -> None:
             broker.metadata.faults.append("late")
             first = broker.send(of_size(100))
             await broker.metadata.until_late()
-            behind = [broker.send(of_size(800)) for _ in range(LANE_COMMITS_MAX)]
+            behind = [broker.send(of_size(800)) for _ in range(DEFAULT_LIMITS.lane_commits_max)]
             await broker.metadata.deliver_late()
             await asyncio.gather(first, *behind)
 
@@ -172,7 +161,7 @@ async def test_a_batch_that_makes_a_waiting_commit_larger_is_the_larger_one_of_i
 
 async def test_larger_commits_have_a_budget_of_their_own() -> None:
     """It goes as far as it says, and leaves that of small batches alone."""
-    count = LARGER_KEPT_MAX + 2
+    count = DEFAULT_LIMITS.larger_commits_kept_max + 2
     async with rig(inline=InlineSettings(bytes_max=1_024, commits_per_s=4.0 * (count + 2)), flush=AT_ONCE, clock=Waited()) as broker:
         await with_partitions(broker, count)
         for number in range(count):
@@ -180,21 +169,19 @@ async def test_larger_commits_have_a_budget_of_their_own() -> None:
         await broker.send(of_size(100))
 
         assert reasons(broker) == {Gathers.BUDGET: 2}
-        assert counted(broker, "inline_commits") == LARGER_KEPT_MAX + 1
+        assert counted(broker, "inline_commits") == DEFAULT_LIMITS.larger_commits_kept_max + 1
 
 
-async def test_after_a_control_record_had_no_room_batches_are_gathered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_control_record_had_no_room_batches_are_gathered_for_a_while() -> None:
     clock = Waited()
-    async with rig(inline=INLINE, flush=AT_ONCE, clock=clock) as broker:
+    async with rig(inline=INLINE, flush=AT_ONCE, clock=clock, limits=LogLimits(control_bytes_max=600)) as broker:
         await broker.send(of_size(100))
-        with monkeypatch.context() as small:
-            small.setattr(commit_module, "CONTROL_BYTES_MAX", 600)
-            (refused,) = await broker.send(of_size(1_000))
-            assert "control record is full" in str(refused)
-            assert await broker.send(of_size(1_000)) == [Appended(1, 0)]
+        (refused,) = await broker.send(of_size(1_000))
+        assert "control record is full" in str(refused)
+        assert await broker.send(of_size(100)) == [Appended(1, 0)]
         assert reasons(broker) == {Gathers.FULL: 1}
         clock.passed_s += FULL_S
-        await broker.send(of_size(1_000))
+        assert await broker.send(of_size(100)) == [Appended(2, 0)]
 
         assert reasons(broker) == {Gathers.FULL: 1}
 
@@ -246,12 +233,12 @@ class Producer:
         self._send(group)
 
 
-def longest_s(*, pause_s: float, producers: int = 1, flushes_anyway: bool = False) -> float:
+def longest_s(*, pause_s: float, producers: int = 1, flushes_anyway: bool = False, limits: LogLimits = DEFAULT_LIMITS) -> float:
     """The longest latency of records that were written three seconds after such a pause, or later. A PUT takes PUT_S, a commit WRITE_S."""
 
     async def scenario() -> float:
         clock = VirtualClock(asyncio.get_running_loop())
-        async with rig(inline=INLINE, flush=FlushSettings(), clock=clock) as broker, asyncio.TaskGroup() as group:
+        async with rig(inline=INLINE, flush=FlushSettings(), clock=clock, limits=limits) as broker, asyncio.TaskGroup() as group:
             broker.objects.put_s, broker.metadata.write_s = PUT_S, WRITE_S
             all_of_them = [Producer(broker, clock, pause_s=pause_s, every_s=EVERY_S * producers) for _ in range(producers)]
             if flushes_anyway:
@@ -268,7 +255,7 @@ def longest_s(*, pause_s: float, producers: int = 1, flushes_anyway: bool = Fals
 async def keep_flushing(broker: Rig) -> None:
     """Another partition has an object stored in each interval, so that no flush is due at once."""
     for _ in range(1_000):
-        broker.send(of_size(2 * LARGER_BYTES_MAX), partition=OTHER)
+        broker.send(of_size(2 * DEFAULT_LIMITS.larger_commit_bytes_max), partition=OTHER)
         await asyncio.sleep(0.01)
 
 
@@ -289,7 +276,6 @@ def test_a_producer_is_as_fast_as_before_after_a_pause_that_only_an_object_has_r
 
 
 @pytest.mark.parametrize("pause_s", [0.1, 0.2, 0.35])
-def test_without_larger_commits_they_would_never_be(pause_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_larger_commits_they_would_never_be(pause_s: float) -> None:
     """The scenario above shows what it is about."""
-    monkeypatch.setattr(inline_module, "LARGER_BYTES_MAX", 0)
-    assert longest_s(pause_s=pause_s) > PUT_S
+    assert longest_s(pause_s=pause_s, limits=LogLimits(larger_commit_bytes_max=0)) > PUT_S

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from storage.errors import OutcomeUnknown, StorageError, Unavailable
-from storage.log import append as append_module
-from storage.log import upload
 from storage.log.batch import Append, Appended, batch_of
 from storage.log.batcher import FlushSettings
+from storage.log.limits import LogLimits
 from storage.log.upload_places import UPLOADS_MAX
 from storage.recordbatch import parse_header
 from tests.kit.batches import batch_bytes
@@ -44,9 +43,8 @@ async def alive(frames: list["weakref.ref[Frame]"]) -> int:
     return sum(frame() is not None for frame in frames)
 
 
-async def test_batches_whose_upload_failed_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "UPLOAD_TIMEOUT_S", 0.0)
-    async with rig() as broker:
+async def test_batches_whose_upload_failed_are_let_go() -> None:
+    async with rig(limits=LogLimits(upload_timeout_s=0.0)) as broker:
         broker.objects.puts_fail = Unavailable("away")
         frames: list[weakref.ref[Frame]] = []
         for _ in range(50):
@@ -56,10 +54,8 @@ async def test_batches_whose_upload_failed_are_let_go(monkeypatch: pytest.Monkey
         assert not broker.parts.partitions.get(PARTITION).lane.commits
 
 
-async def test_what_waits_behind_a_commit_without_an_answer_is_answered_in_time_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append_module, "COMMIT_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(append_module, "OVERDUE_CHECK_S", 0.02)
-    async with rig() as broker:
+async def test_what_waits_behind_a_commit_without_an_answer_is_answered_in_time_and_let_go() -> None:
+    async with rig(limits=LogLimits(commit_timeout_s=0.1, overdue_check_s=0.02)) as broker:
         await broker.send(batch_bytes(1))
         gate = asyncio.Event()
         inner = broker.metadata.write
@@ -86,10 +82,9 @@ async def test_what_waits_behind_a_commit_without_an_answer_is_answered_in_time_
         assert log.is_idle
 
 
-async def test_flushes_that_wait_for_a_place_are_answered_in_time_and_never_uploaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append_module, "COMMIT_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(append_module, "OVERDUE_CHECK_S", 0.02)
-    async with rig(flush=FlushSettings(interval_s=0.0, gather_s=0.0, bytes_max=1)) as broker:
+async def test_flushes_that_wait_for_a_place_are_answered_in_time_and_never_uploaded() -> None:
+    limits = LogLimits(commit_timeout_s=0.1, overdue_check_s=0.02)
+    async with rig(flush=FlushSettings(interval_s=0.0, gather_s=0.0, bytes_max=1), limits=limits) as broker:
         broker.objects.gate = asyncio.Event()
         frames: list[weakref.ref[Frame]] = []
         results = [await one for one in [submit(broker, frames) for _ in range(UPLOADS_MAX + 20)]]
@@ -103,9 +98,8 @@ async def test_flushes_that_wait_for_a_place_are_answered_in_time_and_never_uplo
         assert (await broker.control()).sequence_counter == 0
 
 
-async def test_refused_batches_that_are_still_gathered_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "UPLOAD_TIMEOUT_S", 0.0)
-    async with rig(flush=FlushSettings(interval_s=0.0, gather_s=0.03)) as broker:
+async def test_refused_batches_that_are_still_gathered_are_not_stored() -> None:
+    async with rig(flush=FlushSettings(interval_s=0.0, gather_s=0.03), limits=LogLimits(upload_timeout_s=0.0)) as broker:
         broker.objects.puts_fail, broker.objects.gate = Unavailable("away"), asyncio.Event()
         frames: list[weakref.ref[Frame]] = []
         source = object()

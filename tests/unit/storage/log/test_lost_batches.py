@@ -8,10 +8,10 @@ import pytest
 
 from storage.errors import NotFound, StorageError, Unavailable
 from storage.formats.control import encode
-from storage.log import commit as commit_module
 from storage.log import upload_places
 from storage.log.batch import Appended
 from storage.log.lane import LOSSES_KEPT_MAX, Losses
+from storage.log.limits import LogLimits
 from storage.log.strangers import PermittedStart, Strangers
 from storage.metadata import keys
 from storage.metadata.port import Key, Put, Record, WriteOp, WriteOutcome
@@ -70,8 +70,8 @@ async def test_what_follows_a_batch_whose_partition_was_not_found_is_refused_wit
         assert isinstance((await second)[0], StorageError), "else it were before the retry of the first"
 
 
-async def test_a_batch_lost_long_ago_is_not_held_against_a_producer_that_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rig() as broker:
+async def test_a_batch_lost_long_ago_is_not_held_against_a_producer_that_was_forgotten() -> None:
+    async with rig(limits=LogLimits(strangers_wait_s=0.2)) as broker:
         assert await broker.send(numbered(0)) == [Appended(0, 0)]
         log = broker.parts.partitions.get(PARTITION)
         log.producers.lose(5, 1, now_s=-100.0)
@@ -83,7 +83,6 @@ async def test_a_batch_lost_long_ago_is_not_held_against_a_producer_that_was_for
         assert record is not None
         forgetful = msgspec.structs.replace(await broker.control(), producers={})
         await broker.shared.write([Put(path, encode(forgetful), record.version)])
-        monkeypatch.setattr(commit_module, "STRANGERS_WAIT_S", 0.2)
 
         assert isinstance((await broker.send(numbered(8)))[0], Unavailable), "nobody knows it, so it is to wait"
         assert await until_taken(broker, numbered(8)) == Appended(8, 0)
@@ -91,38 +90,42 @@ async def test_a_batch_lost_long_ago_is_not_held_against_a_producer_that_was_for
 
 async def test_a_commit_that_may_have_been_applied_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next attempt would be larger than a control record, as strangers may begin by now."""
-    async with rig() as broker:
+    strangers = [batch_bytes(first_seq=5, producer_id=pid, producer_epoch=0) for pid in range(5, 13)]
+
+    async def begin(broker: Rig) -> "asyncio.Future[list[Appended | StorageError]]":
+        """One commit of a batch and of strangers, whose first attempt is late."""
         assert await broker.send(batch_bytes(1)) == [Appended(0, 0)]
-        strangers = [batch_bytes(first_seq=5, producer_id=pid, producer_epoch=0) for pid in range(5, 13)]
         await broker.send(*map(bytearray, strangers))
         broker.metadata.faults.append("late")
+        sent = broker.send(batch_bytes(1), *map(bytearray, strangers))
+        await broker.metadata.until_late()
+        return sent
+
+    async with rig() as measured:
+        await begin(measured)
+        put = measured.metadata.late[0][-1]
+        assert isinstance(put, Put)
+        await measured.metadata.deliver_late()
+    async with rig(limits=LogLimits(control_bytes_max=len(put.value) + 4)) as broker:
         write = broker.metadata.write
 
         async def deliver_first(ops: Sequence[WriteOp]) -> WriteOutcome:
             await broker.metadata.deliver_late()
             return await write(ops)
 
-        async def let_strangers_begin() -> None:
-            await broker.metadata.until_late()
-            put = broker.metadata.late[0][-1]
-            assert isinstance(put, Put)
-            monkeypatch.setattr(Strangers, "begin_at", lambda *_, **__: dict.fromkeys(range(5, 13), PermittedStart(0, 5)))
-            monkeypatch.setattr(commit_module, "CONTROL_BYTES_MAX", len(put.value) + 4)
-            await asyncio.sleep(0.05)
-            await broker.metadata.deliver_late()
-            broker.metadata.write = deliver_first  # type: ignore[method-assign]
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(let_strangers_begin())
-            results = await broker.send(batch_bytes(1), *strangers)
+        sent = await begin(broker)
+        monkeypatch.setattr(Strangers, "begin_at", lambda *_, **__: dict.fromkeys(range(5, 13), PermittedStart(0, 5)))
+        await asyncio.sleep(0.05)
+        await broker.metadata.deliver_late()
+        broker.metadata.write = deliver_first  # type: ignore[method-assign]
+        results = await sent
 
         assert results[0] == Appended(1, 0)
         assert (await broker.control()).sequence_counter == 2
 
 
-async def test_a_flush_that_waits_for_a_place_holds_nothing_once_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload_places, "SLOW_UPLOADS_MAX", 0)
-    async with rig() as broker:
+async def test_a_flush_that_waits_for_a_place_holds_nothing_once_it_is_answered() -> None:
+    async with rig(limits=LogLimits(slow_uploads_max=0)) as broker:
         gate = broker.objects.gate = asyncio.Event()
         data = [batch_bytes(payload=bytes(9_000_000)) for _ in range(6)]  # each makes a flush due by bytes
         sent = [broker.send(one) for one in data]

@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import Callable
 
-import pytest
-
 from storage.errors import OutcomeUnknown, OutOfOrderSequence, Unavailable
 from storage.formats.control import Control, encode
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
+from storage.log.limits import LogLimits
 from storage.log.upload_places import UPLOADS_MAX
 from storage.metadata import keys
 from storage.metadata.port import Put
@@ -66,9 +65,8 @@ async def test_what_follows_a_batch_whose_record_may_have_been_dropped_is_refuse
         assert await broker.send(idempotent(0)) == [Appended(0, 0)], "the retry comes before it"
 
 
-async def test_what_arrives_after_its_predecessor_was_refused_does_not_take_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.log.upload.UPLOAD_TIMEOUT_S", 0.0)
-    async with rig() as broker:
+async def test_what_arrives_after_its_predecessor_was_refused_does_not_take_its_place() -> None:
+    async with rig(limits=LogLimits(upload_timeout_s=0.0)) as broker:
         broker.objects.puts_fail = Unavailable("disk full")
         assert isinstance((await broker.send(idempotent(0)))[0], Unavailable)
         broker.objects.puts_fail = None
@@ -86,18 +84,16 @@ async def test_a_later_batch_of_a_producer_nobody_knows_waits_for_its_first() ->
         assert await broker.send(idempotent(1)) == [Appended(1, 0)]
 
 
-async def test_a_producer_nobody_knows_begins_anywhere_when_nothing_before_it_can_be_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_producer_nobody_knows_begins_anywhere_when_nothing_before_it_can_be_on_its_way() -> None:
     """Its topic was deleted and created again, say: as in Kafka, only later."""
-    monkeypatch.setattr("storage.log.commit.STRANGERS_WAIT_S", 0.2)
-    async with rig() as broker:
+    async with rig(limits=LogLimits(strangers_wait_s=0.2)) as broker:
         assert isinstance((await broker.send(idempotent(7)))[0], Unavailable)
         assert await until_taken(broker, idempotent(7)) == Appended(0, 0)
         assert await broker.send(idempotent(8)) == [Appended(1, 0)]
 
 
-async def test_a_flush_that_waited_for_uploads_goes_on_when_all_of_them_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.log.upload.UPLOAD_TIMEOUT_S", 0.0)
-    async with rig(flush=FlushSettings(interval_s=0.0, gather_s=0.0)) as broker:
+async def test_a_flush_that_waited_for_uploads_goes_on_when_all_of_them_fail() -> None:
+    async with rig(flush=FlushSettings(interval_s=0.0, gather_s=0.0), limits=LogLimits(upload_timeout_s=0.0)) as broker:
         gate = broker.objects.gate = asyncio.Event()
         broker.objects.puts_fail = Unavailable("disk full")
         lost = []

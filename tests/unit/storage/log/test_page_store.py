@@ -1,17 +1,19 @@
 """Pages of producer states in a store: one read finds them, an absent one proves nothing, garbage goes and nothing else (ADR 13)."""
 
 import asyncio
+import functools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
 from storage.errors import Corrupt, OutOfOrderSequence, StorageError
-from storage.log import page_store, producer_pages
 from storage.log.batch import Appended
 from storage.log.bounds import LogBounds
+from storage.log.limits import LogLimits
 from storage.log.page_store import PageStore
 from storage.log.producer_pages import page_name, prepared_for
 from storage.metadata.keys import PartitionKeys
@@ -19,7 +21,8 @@ from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key, Put, Record
 from storage.objects.memory import MemoryObjectStore
 from tests.kit.batches import batch_bytes
-from tests.unit.storage.log.rig import PARTITION, Rig, rig
+from tests.unit.storage.log.rig import PARTITION, Rig
+from tests.unit.storage.log.rig import rig as opened_rig
 
 KEYS = PartitionKeys(PARTITION)
 
@@ -39,10 +42,8 @@ async def fill(broker: Rig, producers: Sequence[int], seq: int = 0) -> None:
         assert isinstance(result, Appended), result
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_pages, "PRODUCERS_HOT_MAX", 2)
-    monkeypatch.setattr(producer_pages, "PRODUCER_PAGE_BYTES_MAX", 900)
+SMALL = LogLimits(producers_hot_max=2, producer_page_bytes_max=900)
+rig = functools.partial(opened_rig, limits=SMALL)
 
 
 def stores() -> tuple[MemoryMetadataStore, MemoryObjectStore]:
@@ -150,9 +151,8 @@ async def test_a_sweep_with_an_old_control_record_deletes_no_page_that_a_newer_o
         assert {ref.name for ref in (await broker.control()).pages} <= await listed(broker)
 
 
-async def test_sweeps_run_by_themselves_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_store, "SWEEP_EVERY_S", 0.0)
-    async with rig() as broker:
+async def test_sweeps_run_by_themselves_at_intervals() -> None:
+    async with rig(limits=replace(SMALL, producer_pages_sweep_every_s=0.0)) as broker:
         await broker.shared.write([Put(KEYS.producer_page("0-9-1-1-0"), b"{}", None)])
         await fill(broker, range(12))
         await asyncio.sleep(0.01)

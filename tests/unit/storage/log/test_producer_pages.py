@@ -2,25 +2,15 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.formats.control import Control, PageRef, ProducerBatch, ProducerState, decode_control, decode_page, encode
-from storage.limits import (
-    CONTROL_BYTES_MAX,
-    METADATA_VALUE_BYTES_MAX,
-    PRODUCER_PAGES_MAX,
-    PRODUCER_PAGES_WRITTEN_MAX,
-    PRODUCERS_HOT_BYTES_MAX,
-    PRODUCERS_PER_COMMIT_MAX,
-    WRITE_REQUEST_BYTES_MAX,
-)
-from storage.log import producer_pages
+from storage.limits import METADATA_VALUE_BYTES_MAX, PRODUCER_PAGES_MAX, PRODUCERS_HOT_BYTES_MAX, WRITE_REQUEST_BYTES_MAX
 from storage.log.decide import FORGOTTEN_AFTER, Decision, Outcome, Writer, decide
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.producer_pages import fitting, pages_needed
 from storage.vocabulary import ObjectId
 from tests.unit.storage.log.test_decide import Batch, Reference
@@ -36,11 +26,12 @@ class Partition:
 
     control: Control = field(default_factory=Control)
     written: dict[str, dict[int, ProducerState]] = field(default_factory=dict)
+    limits: LogLimits = DEFAULT_LIMITS
     commits: int = 0
     now_ms: int = NOW_MS
 
     def commit(self, *claims: Batch) -> Decision:
-        assert fitting(self.control, claims) == len(claims)
+        assert fitting(self.control, claims, self.limits) == len(claims)
         self.commits += 1
         for place, one in enumerate(claims):
             one.position = place * one.size_bytes
@@ -50,7 +41,8 @@ class Partition:
             object_id=OBJECT,
             writer=Writer(7, self.commits, 1),
             now_ms=self.now_ms,
-            pages={name: self.written[name] for name in pages_needed(self.control, claims)},
+            limits=self.limits,
+            pages={name: self.written[name] for name in pages_needed(self.control, claims, self.limits)},
             version=self.commits,
         )
         if decision.control is not None:
@@ -59,7 +51,7 @@ class Partition:
                 assert len(value) <= METADATA_VALUE_BYTES_MAX
                 self.written[new.name] = decode_page(value, path="test")
             value = encode(decision.control)
-            assert len(value) <= CONTROL_BYTES_MAX
+            assert len(value) <= DEFAULT_LIMITS.control_bytes_max
             self.control = decode_control(value, path="test")
             self.check()
         return decision
@@ -68,7 +60,7 @@ class Partition:
         """In as many commits as it takes."""
         decisions = []
         while claims:
-            count = fitting(self.control, claims)
+            count = fitting(self.control, claims, self.limits)
             decisions.append(self.commit(*claims[:count]))
             claims = claims[count:]
         return decisions
@@ -93,25 +85,8 @@ def claim(producer_id: int, first_seq: int, count: int = 1) -> Batch:
     return Batch(producer_id=producer_id, producer_epoch=0, first_seq=first_seq, record_count=count)
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with small_limits():
-        yield
-
-
-SMALL = {"PRODUCERS_HOT_MAX": 2, "PRODUCER_PAGE_BYTES_MAX": 900, "PRODUCER_PAGES_WRITTEN_MAX": 2, "PRODUCERS_PER_COMMIT_MAX": 6}
-
-
-class small_limits:  # noqa: N801 - used as a function is
-    """Two producers stay hot, a page holds about three, one commit touches two pages."""
-
-    def __enter__(self) -> None:
-        self._patch = pytest.MonkeyPatch()
-        for name, value in SMALL.items():
-            self._patch.setattr(producer_pages, name, value)
-
-    def __exit__(self, *_: object) -> None:
-        self._patch.undo()
+SMALL = LogLimits(producers_hot_max=2, producer_page_bytes_max=900, producer_pages_written_max=2, producers_per_commit_max=6)
+"""Two producers stay hot, a page holds about three, one commit touches two pages."""
 
 
 produced = st.builds(
@@ -126,16 +101,15 @@ produced = st.builds(
 @settings(max_examples=300)
 @given(commits=st.lists(st.lists(produced, min_size=1, max_size=14), max_size=25))
 def test_any_sequence_of_commits_decides_as_if_no_state_ever_left_the_control_record(commits: list[list[Batch]]) -> None:
-    partition, reference = Partition(), Reference({})
-    with small_limits():
-        for claims in commits:
-            verdicts = [tuple(verdict) for decision in partition.commit_all(list(claims)) for verdict in decision.verdicts]
+    partition, reference = Partition(limits=SMALL), Reference({})
+    for claims in commits:
+        verdicts = [tuple(verdict) for decision in partition.commit_all(list(claims)) for verdict in decision.verdicts]
 
-            assert verdicts == [reference.append(one.producer_id, one.producer_epoch, one.first_seq, one.record_count) for one in claims]
+        assert verdicts == [reference.append(one.producer_id, one.producer_epoch, one.first_seq, one.record_count) for one in claims]
 
 
-def test_the_examples_above_reach_pages_that_split_and_commits_that_are_carried(small: None) -> None:
-    partition = Partition()
+def test_the_examples_above_reach_pages_that_split_and_commits_that_are_carried() -> None:
+    partition = Partition(limits=SMALL)
     decisions = partition.commit_all([claim(producer_id, 0) for producer_id in range(40)])
 
     assert len(decisions) > 1
@@ -164,21 +138,21 @@ def test_a_commit_touches_few_pages_and_carries_the_rest() -> None:
     for sequence in range(1, 5):
         for begin in range(0, 4_000, 500):
             partition.commit_all([claim(producer_id, sequence) for producer_id in range(begin, begin + 500)])
-    assert len(partition.control.pages) > 2 * PRODUCER_PAGES_WRITTEN_MAX
+    assert len(partition.control.pages) > 2 * DEFAULT_LIMITS.producer_pages_written_max
 
     scattered = [claim(producer_id, 5) for producer_id in range(0, 4_000, 4)]
     decisions = partition.commit_all(scattered)
 
     assert len(decisions) > 1
-    assert all(len(decision.pages) <= PRODUCER_PAGES_WRITTEN_MAX + 2 for decision in decisions)
+    assert all(len(decision.pages) <= DEFAULT_LIMITS.producer_pages_written_max + 2 for decision in decisions)
     assert {verdict.outcome for decision in decisions for verdict in decision.verdicts} == {Outcome.APPENDED}
 
 
 def test_more_producers_than_one_commit_takes_are_carried() -> None:
-    claims = [claim(producer_id, 0) for producer_id in range(PRODUCERS_PER_COMMIT_MAX + 10)]
+    claims = [claim(producer_id, 0) for producer_id in range(DEFAULT_LIMITS.producers_per_commit_max + 10)]
 
-    assert fitting(Control(), claims) == PRODUCERS_PER_COMMIT_MAX
-    assert fitting(Control(), [dataclasses.replace(one, producer_id=-1) for one in claims]) == len(claims)
+    assert fitting(Control(), claims, DEFAULT_LIMITS) == DEFAULT_LIMITS.producers_per_commit_max
+    assert fitting(Control(), [dataclasses.replace(one, producer_id=-1) for one in claims], DEFAULT_LIMITS) == len(claims)
 
 
 def test_a_hot_state_wins_over_the_one_that_its_page_still_has() -> None:
@@ -191,20 +165,20 @@ def test_a_hot_state_wins_over_the_one_that_its_page_still_has() -> None:
     assert partition.commit(claim(5, 2)).verdicts[0] == (Outcome.APPENDED, 30)
 
 
-def test_a_producer_beyond_the_greatest_id_of_its_page_is_unknown_without_a_read(small: None) -> None:
-    partition = Partition()
+def test_a_producer_beyond_the_greatest_id_of_its_page_is_unknown_without_a_read() -> None:
+    partition = Partition(limits=SMALL)
     for producer_id in range(4):
         partition.commit(claim(producer_id, 0))
     hot = next(iter(partition.control.producers))
     alone = dataclasses.replace(partition, control=Control(pages=partition.control.pages))
 
-    assert pages_needed(alone.control, [claim(1_000, 0)]) == []
-    assert pages_needed(alone.control, [claim(0, 0)]) != []
+    assert pages_needed(alone.control, [claim(1_000, 0)], SMALL) == []
+    assert pages_needed(alone.control, [claim(0, 0)], SMALL) != []
     assert hot >= 0
 
 
-def test_producers_that_appended_nothing_for_two_days_are_forgotten_hot_or_not(small: None) -> None:
-    partition = Partition()
+def test_producers_that_appended_nothing_for_two_days_are_forgotten_hot_or_not() -> None:
+    partition = Partition(limits=SMALL)
     for producer_id in range(10):
         partition.commit(claim(producer_id, 0))
     partition.now_ms += FORGOTTEN_AFTER * DAY_MS
@@ -217,8 +191,8 @@ def test_producers_that_appended_nothing_for_two_days_are_forgotten_hot_or_not(s
     assert partition.control.pages == ()
 
 
-def test_an_expired_state_does_not_come_back_from_a_page_when_the_hot_one_has_gone(small: None) -> None:
-    partition = Partition()
+def test_an_expired_state_does_not_come_back_from_a_page_when_the_hot_one_has_gone() -> None:
+    partition = Partition(limits=SMALL)
     for producer_id in range(6):
         partition.commit(claim(producer_id, 0))
     partition.now_ms += FORGOTTEN_AFTER * DAY_MS // 2
@@ -230,8 +204,8 @@ def test_an_expired_state_does_not_come_back_from_a_page_when_the_hot_one_has_go
     assert partition.commit(claim(0, 2)).verdicts[0].outcome is Outcome.NO_PREDECESSOR, "as for a producer that nobody knows"
 
 
-def test_an_expired_state_in_a_page_shows_that_a_batch_is_the_next_one(small: None) -> None:
-    partition = Partition()
+def test_an_expired_state_in_a_page_shows_that_a_batch_is_the_next_one() -> None:
+    partition = Partition(limits=SMALL)
     for producer_id in range(6):
         partition.commit(claim(producer_id, 0))
     partition.now_ms += DAY_MS + 1

@@ -10,9 +10,9 @@ from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from storage.errors import Unavailable
 from storage.formats.control import Control
-from storage.log import proofs
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog
-from storage.log.proofs import AT_ONCE_MAX, Proofs
+from storage.log.proofs import Proofs
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Applied, OpResult, Put, Status, WriteOp, WriteOutcome
 from tests.unit.storage.log.rig import PARTITION
@@ -75,7 +75,7 @@ def log_of(number: int) -> PartitionLog:
 async def test_a_silent_shard_holds_up_no_proof_of_another() -> None:
     async with Nursery() as nursery:
         made = Proofs(metadata=SilentShard(), refresh=nothing_new, nursery=nursery)  # type: ignore[arg-type]
-        stuck = [made.ask(log_of(2 * number)) for number in range(AT_ONCE_MAX + 1)]
+        stuck = [made.ask(log_of(2 * number)) for number in range(DEFAULT_LIMITS.proofs_at_once_max + 1)]
         async with asyncio.timeout(SOON_S):
             await made.ask(healthy := log_of(1))
 
@@ -84,28 +84,24 @@ async def test_a_silent_shard_holds_up_no_proof_of_another() -> None:
 
 
 async def test_however_many_proofs_wait_for_a_silent_shard_all_are_refused_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proofs, "TIMEOUT_S", 0.05)
-    store = SilentShard()
+    store, limits = SilentShard(), LogLimits(proof_timeout_s=0.05)
     async with Nursery() as nursery:
-        made = Proofs(metadata=store, refresh=nothing_new, nursery=nursery)  # type: ignore[arg-type]
+        made = Proofs(metadata=store, refresh=nothing_new, nursery=nursery, limits=limits)  # type: ignore[arg-type]
         loop = asyncio.get_running_loop()
         with monkeypatch.context() as at_once:  # else, on a slow machine, some have a place for the moment that they began after others
             at_once.setattr(loop, "time", partial(float, loop.time()))
-            asked = [made.ask(log_of(2 * number)) for number in range(20 * AT_ONCE_MAX)]
+            asked = [made.ask(log_of(2 * number)) for number in range(20 * DEFAULT_LIMITS.proofs_at_once_max)]
             await asyncio.sleep(0)
         results = await asyncio.gather(*asked, return_exceptions=True)
 
     assert all(isinstance(result, Unavailable) for result in results)
-    assert len(store.writes) == AT_ONCE_MAX, "the others had no turn, and did not wait for one"
+    assert len(store.writes) == DEFAULT_LIMITS.proofs_at_once_max, "the others had no turn, and did not wait for one"
 
 
 async def test_a_proof_that_had_no_turn_in_time_can_be_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proofs, "TIMEOUT_S", 0.05)
-    monkeypatch.setattr(proofs, "PROOF_EVERY_S", 0.0)
-    monkeypatch.setattr(proofs, "AT_ONCE_MAX", 1)
-    store = SilentShard()
+    store, limits = SilentShard(), LogLimits(proof_timeout_s=0.05, proof_every_s=0.0, proofs_at_once_max=1)
     async with Nursery() as nursery:
-        made = Proofs(metadata=store, refresh=nothing_new, nursery=nursery)  # type: ignore[arg-type]
+        made = Proofs(metadata=store, refresh=nothing_new, nursery=nursery, limits=limits)  # type: ignore[arg-type]
         first, second = log_of(0), log_of(2)
         for refused in (made.ask(first), made.ask(second)):
             with pytest.raises(Unavailable):

@@ -11,18 +11,18 @@ from sim.loop import VirtualClock, VirtualLoop
 from storage.log.batch import Appended
 from storage.log.batcher import (
     ECHO_BEGINS_S,
-    ECHO_BYTES_MIN,
-    ECHO_BYTES_PACED_MIN,
     ECHO_GROWS_MAX,
+    ECHO_PACED_PARTS,
+    ECHO_QUIETS_MIN,
     ECHO_S,
     ECHO_SHARE,
-    QUIET_BYTES_MIN,
     QUIET_PER_INTERVAL,
     QUIET_S,
     FlushSettings,
     LastFlush,
     OpenFlush,
 )
+from storage.log.limits import DEFAULT_LIMITS
 from storage.log.upload_places import UPLOADS_MAX
 from storage.recordbatch import HEADER_BYTES
 from tests.kit.batches import batch_bytes
@@ -31,7 +31,10 @@ from tests.unit.storage.log.rig import Rig, rig
 T = TypeVar("T")
 SLOW = FlushSettings(interval_s=0.2, gather_s=60.0)
 """What only time makes due is not sealed within a test."""
-HALF = QUIET_BYTES_MIN // 2
+QUIET_BYTES = DEFAULT_LIMITS.quiet_bytes_min
+ECHO_BYTES = ECHO_QUIETS_MIN * QUIET_BYTES
+PACED_BYTES = QUIET_BYTES // ECHO_PACED_PARTS
+HALF = QUIET_BYTES // 2
 WITHIN_S = 25.0
 
 
@@ -42,26 +45,29 @@ def of_size(size_bytes: int) -> bytearray:
 def test_it_is_due_a_while_after_what_came_last() -> None:
     flush: OpenFlush[str] = OpenFlush()
     settings, last = FlushSettings(interval_s=0.2), LastFlush(began_s=4.0)
-    flush.size_bytes, flush.added_s = QUIET_BYTES_MIN - 1, 5.0
-    assert flush.quiet_s(settings, last) is None
+    flush.size_bytes, flush.added_s = QUIET_BYTES - 1, 5.0
+    assert flush.quiet_s(settings, last, quiet_bytes_min=QUIET_BYTES) is None
 
-    flush.size_bytes = QUIET_BYTES_MIN
-    assert flush.quiet_s(settings, last) == 5.0 + QUIET_S
+    flush.size_bytes = QUIET_BYTES
+    assert flush.quiet_s(settings, last, quiet_bytes_min=QUIET_BYTES) == 5.0 + QUIET_S
     flush.added_s = 6.0
-    assert flush.quiet_s(settings, last) == 6.0 + QUIET_S
+    assert flush.quiet_s(settings, last, quiet_bytes_min=QUIET_BYTES) == 6.0 + QUIET_S
 
 
 def test_bursts_make_no_more_flushes_than_a_few_in_an_interval() -> None:
     flush: OpenFlush[str] = OpenFlush()
-    flush.size_bytes, flush.added_s = QUIET_BYTES_MIN, 5.0
+    flush.size_bytes, flush.added_s = QUIET_BYTES, 5.0
 
-    assert flush.quiet_s(FlushSettings(interval_s=60.0), LastFlush(began_s=4.9)) == 4.9 + 60.0 / QUIET_PER_INTERVAL
+    assert (
+        flush.quiet_s(FlushSettings(interval_s=60.0), LastFlush(began_s=4.9), quiet_bytes_min=QUIET_BYTES)
+        == 4.9 + 60.0 / QUIET_PER_INTERVAL
+    )
 
 
 ANSWERED_S = 5.0
 PACED_S = ANSWERED_S + 20.0
 SPACED = FlushSettings(interval_s=QUIET_PER_INTERVAL * 20.0)
-ANSWERED = LastFlush(began_s=ANSWERED_S, size_bytes=4 * ECHO_BYTES_MIN, batch_count=4, ended_s=ANSWERED_S)
+ANSWERED = LastFlush(began_s=ANSWERED_S, size_bytes=4 * ECHO_BYTES, batch_count=4, ended_s=ANSWERED_S)
 MOST = int(ECHO_SHARE * ANSWERED.size_bytes)
 
 
@@ -71,41 +77,43 @@ def gathered(*, opened_s: float = ANSWERED_S, size_bytes: int = ANSWERED.size_by
 
 @pytest.mark.parametrize("after_s", [-ECHO_S, 0.0, ECHO_BEGINS_S])
 def test_what_producers_send_again_once_they_were_answered_waits_for_no_interval(after_s: float) -> None:
-    assert gathered(opened_s=ANSWERED_S + after_s).quiet_s(SPACED, ANSWERED) == pytest.approx(ANSWERED_S + after_s + ECHO_S)
+    assert gathered(opened_s=ANSWERED_S + after_s).quiet_s(SPACED, ANSWERED, quiet_bytes_min=QUIET_BYTES) == pytest.approx(
+        ANSWERED_S + after_s + ECHO_S
+    )
 
 
 @pytest.mark.parametrize(
     ("size_bytes", "batch_count", "due_s"),
     [
         (ANSWERED.size_bytes, 1, ANSWERED_S + ECHO_S),
-        (ECHO_BYTES_MIN, 4, ANSWERED_S + ECHO_S),
+        (ECHO_BYTES, 4, ANSWERED_S + ECHO_S),
         (int(ECHO_GROWS_MAX * ANSWERED.size_bytes), 4, ANSWERED_S + ECHO_S),
         (int(ECHO_GROWS_MAX * ANSWERED.size_bytes) + 1, 4, PACED_S),
         (ANSWERED.size_bytes - 1, 3, ANSWERED_S + QUIET_S),
         (MOST, 3, ANSWERED_S + QUIET_S),
         (MOST - 1, 3, PACED_S),
-        (ECHO_BYTES_MIN - 1, 4, PACED_S),
-        (ECHO_BYTES_PACED_MIN, 4, PACED_S),
-        (ECHO_BYTES_PACED_MIN - 1, 4, None),
-        (QUIET_BYTES_MIN, 3, PACED_S),
-        (QUIET_BYTES_MIN - 1, 3, None),
+        (ECHO_BYTES - 1, 4, PACED_S),
+        (PACED_BYTES, 4, PACED_S),
+        (PACED_BYTES - 1, 4, None),
+        (QUIET_BYTES, 3, PACED_S),
+        (QUIET_BYTES - 1, 3, None),
     ],
 )
 def test_an_echo_waits_for_those_that_are_missing_and_a_small_one_for_its_pace(
     size_bytes: int, batch_count: int, due_s: float | None
 ) -> None:
-    found = gathered(size_bytes=size_bytes, batch_count=batch_count).quiet_s(SPACED, ANSWERED)
+    found = gathered(size_bytes=size_bytes, batch_count=batch_count).quiet_s(SPACED, ANSWERED, quiet_bytes_min=QUIET_BYTES)
     assert found == (None if due_s is None else pytest.approx(due_s))
 
 
 @pytest.mark.parametrize("after_s", [-2 * ECHO_S, 1.1 * ECHO_BEGINS_S])
 def test_what_began_long_before_or_after_the_answer_is_paced(after_s: float) -> None:
     """A load that does not wait for answers."""
-    assert gathered(opened_s=ANSWERED_S + after_s).quiet_s(SPACED, ANSWERED) == PACED_S
+    assert gathered(opened_s=ANSWERED_S + after_s).quiet_s(SPACED, ANSWERED, quiet_bytes_min=QUIET_BYTES) == PACED_S
 
 
 def test_while_another_flush_is_under_way_more_may_come() -> None:
-    assert gathered().quiet_s(SPACED, dataclasses.replace(ANSWERED, under_way=1)) == PACED_S
+    assert gathered().quiet_s(SPACED, dataclasses.replace(ANSWERED, under_way=1), quiet_bytes_min=QUIET_BYTES) == PACED_S
 
 
 def test_the_first_flush_of_all_is_no_echo() -> None:
@@ -155,12 +163,12 @@ def seconds_of_flushes(*flushes: Sequence[int]) -> list[float]:
 def test_a_producer_with_several_batches_under_way_waits_for_no_part_of_an_interval() -> None:
     """Each flush holds all that it may have under way, and is not sealed before the last batch has come."""
     batches = 5
-    _, *others_s = seconds_of_flushes(*[[QUIET_BYTES_MIN] * batches] * 6)
+    _, *others_s = seconds_of_flushes(*[[QUIET_BYTES] * batches] * 6)
     assert others_s == pytest.approx([batches * GAP_S + ECHO_S + PUT_S + COMMIT_S] * 5)
 
 
 def test_what_is_less_than_was_answered_waits_for_its_pace() -> None:
-    _, paced_s = seconds_of_flushes([QUIET_BYTES_MIN] * 4, [QUIET_BYTES_MIN] * 2)
+    _, paced_s = seconds_of_flushes([QUIET_BYTES] * 4, [QUIET_BYTES] * 2)
     assert paced_s == pytest.approx(3_600.0 / QUIET_PER_INTERVAL, rel=0.01)
 
 
@@ -168,7 +176,7 @@ def test_an_answer_makes_an_echo_of_what_came_a_moment_before_it() -> None:
     """The shards of a flush answer one after the other, and its producers do not wait for the last."""
 
     async def scenario(broker: Rig, clock: VirtualClock) -> float:
-        size_bytes = ECHO_BYTES_MIN
+        size_bytes = ECHO_BYTES
         await broker.send(of_size(size_bytes))
         first = broker.send(of_size(size_bytes))
         await asyncio.sleep(ECHO_S + PUT_S + COMMIT_S - ECHO_S / 2)
@@ -226,7 +234,7 @@ async def test_producers_that_wait_are_answered_long_before_the_interval_is_over
 
 async def test_one_large_batch_does_not_wait_for_company() -> None:
     async with rig(flush=SLOW) as broker, asyncio.timeout(WITHIN_S):
-        assert await broker.send(of_size(2 * QUIET_BYTES_MIN)) == [Appended(0, 0)]
+        assert await broker.send(of_size(2 * QUIET_BYTES)) == [Appended(0, 0)]
 
 
 async def test_what_is_too_little_for_a_put_waits_for_its_time() -> None:
@@ -247,10 +255,10 @@ async def test_it_leaves_a_place_for_uploads_to_what_time_makes_due_and_goes_whe
         broker.objects.gate = gate = asyncio.Event()
         appender, waiting = broker.parts.appender, []
         for _ in range(UPLOADS_MAX - 1):
-            waiting.append(broker.send(of_size(QUIET_BYTES_MIN)))
+            waiting.append(broker.send(of_size(QUIET_BYTES)))
             while appender._open.batches:  # noqa: ASYNC110 - a timer seals it
                 await asyncio.sleep(QUIET_S / 10)
-        late = broker.send(of_size(QUIET_BYTES_MIN))
+        late = broker.send(of_size(QUIET_BYTES))
         while appender._quiet_timer is not None:  # noqa: ASYNC110 - a timer looks
             await asyncio.sleep(QUIET_S / 10)
         assert appender._open.batches

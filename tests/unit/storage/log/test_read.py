@@ -14,10 +14,10 @@ from runtime.clock import SystemClock
 from storage.errors import Corrupt, EndsEarly, NotFound, OffsetOutOfRange, StorageError, Unavailable
 from storage.formats.control import Control, encode
 from storage.formats.wal import object_key
-from storage.limits import PENDING_ENTRIES_MAX
 from storage.log.batcher import FlushSettings
 from storage.log.damage import LOOK_AGAIN_S
 from storage.log.index import check_range
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.tail import BatchRun
 from storage.metadata import keys
 from storage.metadata.port import Put
@@ -57,9 +57,8 @@ async def test_a_run_keeps_little_more_in_memory_than_itself_however_many_parts_
         assert parse_header(run.buffer).base_offset == 0
 
 
-async def test_a_batch_larger_than_the_window_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.log.read.WINDOW_BYTES_MIN", 100)
-    async with rig(flush=FlushSettings(interval_s=60, gather_s=60)) as broker:
+async def test_a_batch_larger_than_the_window_is_read_whole() -> None:
+    async with rig(flush=FlushSettings(interval_s=60, gather_s=60), limits=LogLimits(read_window_bytes_min=100)) as broker:
         await many_in_one_object(broker, 5, payload=b"y" * 1_000)
         log = broker.parts.partitions.get(PARTITION)
 
@@ -317,9 +316,9 @@ async def test_a_record_is_located_in_the_control_record_then_in_a_chunk_of_the_
     policy = CompactionPolicy(entries_due=1)
     async with rig() as broker, compacting(broker.shared, broker.objects, policy=policy) as compaction:
         log = broker.parts.partitions.get(PARTITION)
-        for _ in range(3 * PENDING_ENTRIES_MAX):
+        for _ in range(3 * DEFAULT_LIMITS.pending_entries_max):
             await broker.send(batch_bytes(1))
-        newest = await broker.parts.index.locate(log, 3 * PENDING_ENTRIES_MAX - 1)
+        newest = await broker.parts.index.locate(log, 3 * DEFAULT_LIMITS.pending_entries_max - 1)
         oldest = await broker.parts.index.locate(log, 0)
         assert newest.index_key == log.keys.control.path
         assert oldest.index_key.startswith(log.keys.index_prefix)
@@ -332,4 +331,4 @@ async def test_a_record_is_located_in_the_control_record_then_in_a_chunk_of_the_
         assert segment.object_key is not None
         assert segment.object_key.startswith("segments/")
         with pytest.raises(OffsetOutOfRange):
-            await broker.parts.index.locate(log, 3 * PENDING_ENTRIES_MAX + 1)
+            await broker.parts.index.locate(log, 3 * DEFAULT_LIMITS.pending_entries_max + 1)

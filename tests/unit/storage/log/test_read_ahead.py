@@ -1,8 +1,10 @@
 """Consumers that go through segments in order find their next blocks in the cache, and nobody else pays for it."""
 
 import asyncio
+import functools
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,37 +12,37 @@ import pytest
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.cache.blocks import BlockCache
+from storage.cache.limits import DEFAULT_LIMITS as DEFAULT_CACHE_LIMITS
 from storage.cache.limits import CacheLimits
 from storage.errors import Unavailable
 from storage.formats.control import SegmentEntry
 from storage.formats.segment import segment_key
 from storage.limits import MIB
-from storage.log import flights, read_ahead, segments
 from storage.log.flights import Places
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.read_ahead import FRONT_KEPT_S, Fronts, ReadAhead
 from tests.kit.by_ranges import PartsByRange
 from tests.kit.record_batches import record_batch
 from tests.kit.stepping_clock import SteppingClock
 from tests.unit.storage.log.made_segments import IDS, batch, counted_gets, put_segment, set_segments
-from tests.unit.storage.log.rig import PARTITION, Rig, rig
+from tests.unit.storage.log.rig import PARTITION, Rig
+from tests.unit.storage.log.rig import rig as opened_rig
 
 BLOCK = 1_024
 BATCH_BYTES = len(batch(0, size=150))
 BATCHES = 300
+CACHE_BYTES = 24 * (BLOCK + DEFAULT_CACHE_LIMITS.piece_overhead_bytes)
+
+
+SMALL = LogLimits(whole_segment_bytes_max=BLOCK, footer_read_bytes=13_000)
 NO_MORE = CacheLimits(fetching_bytes_min=0)
-"""No more is fetched at a time than the cache holds."""
-CACHE_BYTES = 24 * (BLOCK + NO_MORE.piece_overhead_bytes)
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "BLOCK_BYTES", BLOCK)
-    monkeypatch.setattr(segments, "FOOTER_READ_BYTES", 13_000)
+"""What is fetched at a time is as much as the cache holds."""
+rig = functools.partial(opened_rig, limits=SMALL, cache_limits=NO_MORE)
 
 
 @pytest.fixture
 async def broker() -> AsyncIterator[Rig]:
-    async with rig(cache_bytes=CACHE_BYTES, block_bytes=BLOCK, cache_limits=NO_MORE) as made:
+    async with rig(cache_bytes=CACHE_BYTES, block_bytes=BLOCK) as made:
         yield made
 
 
@@ -244,7 +246,7 @@ async def test_a_fetch_that_nobody_waits_for_any_more_fetches_nothing_ahead(brok
 
 
 async def test_a_second_consumer_finds_what_the_first_one_has_read_and_nothing_is_fetched_for_it() -> None:
-    async with rig(cache_bytes=1 << 20, block_bytes=BLOCK, cache_limits=NO_MORE) as broker:
+    async with rig(cache_bytes=1 << 20, block_bytes=BLOCK) as broker:
         await with_history(broker)
         await go_through(broker)
         gets, before = await counted_gets(broker), outcomes(broker.telemetry)
@@ -276,21 +278,22 @@ async def test_a_read_ahead_that_fails_is_counted_and_the_fetch_that_follows_say
     assert await fetch(broker, 4) == 6
 
 
-async def test_a_read_ahead_without_an_answer_ends_in_time(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "TIMEOUT_S", 0.01)
-    await with_history(broker)
-    await fetch(broker, 0)
-    replace_gets(broker, never)
-    await fetch(broker, 2)
-    await until_done(ahead_of(broker))
+async def test_a_read_ahead_without_an_answer_ends_in_time() -> None:
+    limits = replace(SMALL, read_ahead_timeout_s=0.01)
+    async with rig(cache_bytes=CACHE_BYTES, block_bytes=BLOCK, limits=limits) as broker:
+        await with_history(broker)
+        await fetch(broker, 0)
+        replace_gets(broker, never)
+        await fetch(broker, 2)
+        await until_done(ahead_of(broker))
 
-    assert outcomes(broker.telemetry) == (0, 0, 1)
-    assert broker.parts.reader._blocks._room.bytes == 0
+        assert outcomes(broker.telemetry) == (0, 0, 1)
+        assert broker.parts.reader._blocks._room.bytes == 0
 
 
 async def test_a_broker_that_closes_ends_its_reads_ahead_and_they_hold_nothing() -> None:
     async with asyncio.timeout(25):
-        async with rig(cache_bytes=CACHE_BYTES, block_bytes=BLOCK, cache_limits=NO_MORE) as broker:
+        async with rig(cache_bytes=CACHE_BYTES, block_bytes=BLOCK) as broker:
             await with_history(broker)
             await fetch(broker, 0)
             replace_gets(broker, never)
@@ -319,10 +322,8 @@ async def test_a_consumer_in_history_leaves_what_others_read_at_the_tail(knows_h
         monkeypatch.setattr(BlockCache, "read", as_the_tail)
         monkeypatch.setattr(BlockCache, "leave_behind", lambda *_: None)
     async with (
-        rig(cache_limits=NO_MORE) as writer,
-        rig(
-            shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=CACHE_BYTES, block_bytes=BLOCK, cache_limits=NO_MORE
-        ) as reader,
+        rig() as writer,
+        rig(shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=CACHE_BYTES, block_bytes=BLOCK) as reader,
     ):
         await with_history(writer)
         for number in range(5):
@@ -336,10 +337,7 @@ async def test_a_consumer_in_history_leaves_what_others_read_at_the_tail(knows_h
 
 
 async def test_entries_that_have_left_the_ring_are_history() -> None:
-    async with (
-        rig(cache_limits=NO_MORE) as writer,
-        rig(shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_limits=NO_MORE) as reader,
-    ):
+    async with rig() as writer, rig(shared=writer.shared, objects=writer.objects._inner, epoch=8) as reader:
         for number in range(40):
             await writer.send(record_batch(b"%d" % number))
         pending = (await writer.control()).pending
@@ -373,7 +371,15 @@ class Blocked(PartsByRange):
 class Ahead:
     """Read-ahead over a blocked store."""
 
-    def __init__(self, nursery: Nursery, *, cache_blocks: int = 96, block_bytes: int = BLOCK, cache_limits: CacheLimits = NO_MORE) -> None:
+    def __init__(
+        self,
+        nursery: Nursery,
+        *,
+        cache_blocks: int = 96,
+        block_bytes: int = BLOCK,
+        limits: LogLimits = DEFAULT_LIMITS,
+        cache_limits: CacheLimits = NO_MORE,
+    ) -> None:
         self.objects, self.telemetry, self.clock = Blocked(), Telemetry(), SteppingClock()
         self.cache = BlockCache(
             self.objects,
@@ -383,7 +389,7 @@ class Ahead:
             telemetry=self.telemetry,
             limits=cache_limits,
         )
-        self.ahead = ReadAhead(self.cache, clock=self.clock, nursery=nursery, telemetry=self.telemetry)
+        self.ahead = ReadAhead(self.cache, clock=self.clock, nursery=nursery, telemetry=self.telemetry, limits=limits)
 
     async def fill(self, *, blocks: int | None = None) -> None:
         """What the tail reads is all that the cache has room for, or so many blocks of it."""
@@ -399,10 +405,9 @@ class Ahead:
             await asyncio.sleep(0)
 
 
-async def test_reads_ahead_at_a_time_are_bounded_and_others_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "READS_AHEAD_MAX", 3)
+async def test_reads_ahead_at_a_time_are_bounded_and_others_are_skipped() -> None:
     async with Nursery() as nursery:
-        made = Ahead(nursery)
+        made = Ahead(nursery, limits=LogLimits(reads_ahead_max=3))
         await made.begin(1, 2, 3, 4)
         assert [key for key, _, _ in made.objects.under_way] == ["segments/1/x", "segments/2/x", "segments/3/x"]
         assert outcomes(made.telemetry) == (0, 1, 0)
@@ -414,10 +419,9 @@ async def test_reads_ahead_at_a_time_are_bounded_and_others_are_skipped(monkeypa
         assert outcomes(made.telemetry) == (4, 1, 0)
 
 
-async def test_the_bytes_of_reads_ahead_at_a_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "READING_AHEAD_BYTES_MAX", 5 * BLOCK)
+async def test_the_bytes_of_reads_ahead_at_a_time_are_bounded() -> None:
     async with Nursery() as nursery:
-        made = Ahead(nursery)
+        made = Ahead(nursery, limits=LogLimits(reading_ahead_bytes_max=5 * BLOCK))
         await made.begin(1, 2, 3, 4)
 
         assert [end - start for _, start, end in made.objects.under_way] == [2 * BLOCK, 2 * BLOCK, BLOCK], (
@@ -462,11 +466,9 @@ async def test_beyond_a_quarter_of_the_cache_only_what_evicts_nothing_is_fetched
         assert made.cache.missing_from("wal/tail", 0, 4 * block_bytes) == 4 * block_bytes, "the tail is where it was"
 
 
-async def test_what_is_fetched_ahead_in_one_turn_finds_a_place_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "FRONT_SHARE_MIN", 0)
-    monkeypatch.setattr(read_ahead, "HISTORY_SHARE_MAX", 0)
+async def test_what_is_fetched_ahead_in_one_turn_finds_a_place_together() -> None:
     async with Nursery() as nursery:
-        made = Ahead(nursery, cache_blocks=24)
+        made = Ahead(nursery, cache_blocks=24, limits=LogLimits(front_share_min=0.0, front_history_share=0.0))
         made.objects.gate.set()
         await made.fill(blocks=6)
         spare_bytes = made.cache.spare_bytes
@@ -492,9 +494,8 @@ async def test_of_a_cache_that_the_tail_fills_few_consumers_have_half_for_certai
     assert certain_bytes == [48 * MIB, 36 * MIB, 24 * MIB, 24 * MIB]
 
 
-async def test_the_segments_of_consumers_in_order_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "FRONTS_KEPT_MAX", 3)
-    fronts = Fronts(clock=SteppingClock())
+async def test_the_segments_of_consumers_in_order_are_remembered_up_to_a_bound() -> None:
+    fronts = Fronts(clock=SteppingClock(), kept_max=3)
     for number in range(5):
         fronts.note(f"{number}", 10 + number)
     assert (len(fronts), fronts.bytes) == (3, 12 + 13 + 14)
@@ -503,9 +504,8 @@ async def test_the_segments_of_consumers_in_order_are_remembered_up_to_a_bound(m
     assert (len(fronts), fronts.bytes) == (2, 12 + 14)
 
 
-def test_ends_of_fetches_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flights, "PLACES_KEPT_MAX", 3)
-    places = Places()
+def test_ends_of_fetches_are_remembered_up_to_a_bound() -> None:
+    places = Places(kept_max=3)
     for offset in (1, 2, 3, 1, 4):
         places.note(PARTITION, offset)
 

@@ -12,12 +12,12 @@ from runtime.telemetry import Telemetry
 from storage.errors import Corrupt, Unavailable
 from storage.formats.control import Control, Entry, IndexChunk, encode
 from storage.limits import COMMIT_BATCHES_MAX
-from storage.log import damage, flights, lost, page_store, producer_pages, read, time_search, upload, writers
+from storage.log import producer_pages
 from storage.log.batch import Appended
 from storage.log.damage import Damage
 from storage.log.flights import Flights
-from storage.log.kept_chunks import CHUNKS_BYTES_MAX, CHUNKS_KEPT_MAX, KeptChunks
-from storage.log.lost import LOST_KEPT_MAX, LOST_OF_ALL_KEPT_MAX
+from storage.log.kept_chunks import KeptChunks
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog, Partitions
 from storage.log.producer_memory import PAGE_GARBAGE_MAX
 from storage.metadata import keys
@@ -36,12 +36,12 @@ def entry(number: int) -> Entry:
 
 def test_of_producers_whose_batches_were_lost_the_last_ones_are_known() -> None:
     log = PartitionLog(PARTITION)
-    for producer_id in range(LOST_KEPT_MAX + 10):
+    for producer_id in range(DEFAULT_LIMITS.lost_kept_max + 10):
         log.producers.lose(producer_id, 5, float(producer_id))
-    log.producers.lose(10, 3, float(LOST_KEPT_MAX + 10))
-    log.producers.lose(9_999, 0, float(LOST_KEPT_MAX + 11))
+    log.producers.lose(10, 3, float(DEFAULT_LIMITS.lost_kept_max + 10))
+    log.producers.lose(9_999, 0, float(DEFAULT_LIMITS.lost_kept_max + 11))
 
-    assert len(log.producers.lost) == len(log._remembered.lost) == LOST_KEPT_MAX
+    assert len(log.producers.lost) == len(log._remembered.lost) == DEFAULT_LIMITS.lost_kept_max
     assert (log.producers.lost[10], log.producers.lost[9_999]) == (3, 0)
     assert min(log.producers.lost) == 10, "who lost one again is the last to be forgotten"
     assert 11 not in log.producers.lost
@@ -51,22 +51,20 @@ def test_of_lost_batches_of_all_partitions_the_last_ones_are_known_and_none_of_a
     partitions = Partitions()
     logs = [partitions.get(PartitionId(TOPIC, number)) for number in range(40)]
     for log in logs:
-        for producer_id in range(LOST_KEPT_MAX):
+        for producer_id in range(DEFAULT_LIMITS.lost_kept_max):
             log.producers.lose(producer_id, 5, 1.0)
     kept = partitions._remembered.lost
 
-    assert len(kept) == LOST_OF_ALL_KEPT_MAX == sum(len(log.producers.lost) for log in logs)
-    assert (logs[0].producers.lost, len(logs[-1].producers.lost)) == ({}, LOST_KEPT_MAX)
+    assert len(kept) == DEFAULT_LIMITS.lost_of_all_kept_max == sum(len(log.producers.lost) for log in logs)
+    assert (logs[0].producers.lost, len(logs[-1].producers.lost)) == ({}, DEFAULT_LIMITS.lost_kept_max)
     logs[-1].forget()
-    assert len(kept) == LOST_OF_ALL_KEPT_MAX - LOST_KEPT_MAX
+    assert len(kept) == DEFAULT_LIMITS.lost_of_all_kept_max - DEFAULT_LIMITS.lost_kept_max
     assert logs[-2].producers.lost_since(2.0) == {}
-    assert len(kept) == LOST_OF_ALL_KEPT_MAX - 2 * LOST_KEPT_MAX
+    assert len(kept) == DEFAULT_LIMITS.lost_of_all_kept_max - 2 * DEFAULT_LIMITS.lost_kept_max
 
 
-async def test_a_producer_whose_lost_batch_was_forgotten_still_does_not_begin_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lost, "LOST_KEPT_MAX", 1)
-    monkeypatch.setattr(upload, "UPLOAD_TIMEOUT_S", 0.1)
-    async with rig() as broker:
+async def test_a_producer_whose_lost_batch_was_forgotten_still_does_not_begin_behind_it() -> None:
+    async with rig(limits=LogLimits(lost_kept_max=1, upload_timeout_s=0.1)) as broker:
         broker.objects.puts_fail = Unavailable("503")
         for producer_id in (1, 2):
             (refused,) = await broker.send(batch_bytes(producer_id=producer_id, producer_epoch=0, first_seq=0))
@@ -83,11 +81,11 @@ async def test_a_producer_whose_lost_batch_was_forgotten_still_does_not_begin_be
 
 def test_of_the_chunks_of_an_index_the_last_ones_of_a_partition_are_known() -> None:
     kept = KeptChunks()
-    for number in range(CHUNKS_KEPT_MAX + 3):
+    for number in range(DEFAULT_LIMITS.chunks_kept_max + 3):
         kept.add(PARTITION, IndexChunk(entries=(entry(number),)))
 
-    assert [chunk.entries[0].base for chunk in kept.of(PARTITION)] == list(range(3, CHUNKS_KEPT_MAX + 3))
-    assert len(kept) == CHUNKS_KEPT_MAX
+    assert [chunk.entries[0].base for chunk in kept.of(PARTITION)] == list(range(3, DEFAULT_LIMITS.chunks_kept_max + 3))
+    assert len(kept) == DEFAULT_LIMITS.chunks_kept_max
 
 
 def test_however_many_partitions_are_read_the_chunks_of_all_together_are_bounded() -> None:
@@ -99,23 +97,22 @@ def test_however_many_partitions_are_read_the_chunks_of_all_together_are_bounded
             kept.add(each, IndexChunk(entries=(msgspec.structs.replace(entry(number), batches=spans),)))
 
     assert sum(len(list(kept.of(each))) for each in partitions) == len(kept) < 150
-    assert 0.9 * CHUNKS_BYTES_MAX < kept.size_bytes <= CHUNKS_BYTES_MAX
+    assert 0.9 * DEFAULT_LIMITS.chunks_bytes_max < kept.size_bytes <= DEFAULT_LIMITS.chunks_bytes_max
     assert (len(list(kept.of(partitions[0]))), len(list(kept.of(partitions[-1])))) == (0, 3)
 
 
 def test_chunks_that_were_dropped_with_what_was_damaged_do_not_count_for_ever() -> None:
     kept = KeptChunks()
     for _ in range(3):
-        for number in range(CHUNKS_KEPT_MAX):
+        for number in range(DEFAULT_LIMITS.chunks_kept_max):
             kept.add(PARTITION, IndexChunk(entries=(entry(number),)))
         kept.drop(PARTITION)
 
     assert (len(kept), kept.size_bytes, list(kept.of(PARTITION))) == (0, 0, [])
 
 
-async def test_places_where_reads_ended_are_forgotten_and_the_log_is_read_whole_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "PLACES_KEPT_MAX", 8)
-    async with rig() as broker:
+async def test_places_where_reads_ended_are_forgotten_and_the_log_is_read_whole_all_the_same() -> None:
+    async with rig(limits=LogLimits(read_places_kept_max=8)) as broker:
         count = 8 + 5
         for _ in range(count):
             await broker.send(batch_bytes(1))
@@ -133,11 +130,9 @@ def test_of_pages_that_are_to_be_removed_so_many_wait_and_the_rest_is_swept() ->
     assert log.producers.page_garbage == [f"{number}" for number in range(PAGE_GARBAGE_MAX)]
 
 
-async def test_pages_of_producers_that_were_dropped_from_memory_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_pages, "PRODUCERS_HOT_MAX", 2)
-    monkeypatch.setattr(producer_pages, "PRODUCER_PAGE_BYTES_MAX", 900)
-    monkeypatch.setattr(page_store, "PAGES_CACHED_MAX", 2)
-    async with rig() as broker:
+async def test_pages_of_producers_that_were_dropped_from_memory_are_read_again() -> None:
+    limits = LogLimits(producers_hot_max=2, producer_page_bytes_max=900, producer_pages_cached_max=2)
+    async with rig(limits=limits) as broker:
         for producer_id in range(60):
             assert await broker.send(batch_bytes(producer_id=producer_id, producer_epoch=0, first_seq=0)) == [Appended(producer_id, 0)]
         pages = broker.parts.appender._committer._pages
@@ -150,9 +145,8 @@ async def test_pages_of_producers_that_were_dropped_from_memory_are_read_again(m
         assert len(pages._cached) == 2
 
 
-def test_damage_that_was_forgotten_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(damage, "DAMAGE_KEPT_MAX", 3)
-    known = Damage(clock=ManualClock(), telemetry=Telemetry())
+def test_damage_that_was_forgotten_is_looked_at_again() -> None:
+    known = Damage(clock=ManualClock(), telemetry=Telemetry(), limits=LogLimits(damage_kept_max=3))
     for offset in range(5):
         known.confirm(PARTITION, offset, key=f"wal/{offset}", cause="missing", what=f"gone: {offset}")
 
@@ -163,9 +157,8 @@ def test_damage_that_was_forgotten_is_looked_at_again(monkeypatch: pytest.Monkey
             known.check(PARTITION, offset)
 
 
-async def test_answers_about_times_that_were_forgotten_are_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_search, "ANSWERS_REMEMBERED_MAX", 2)
-    async with rig() as broker:
+async def test_answers_about_times_that_were_forgotten_are_looked_for_again() -> None:
+    async with rig(limits=LogLimits(time_answers_kept_max=2)) as broker:
         for number in range(4):
             await broker.send(timed(number * 10, number * 10 + 5))
         search = broker.parts.time_search
@@ -178,10 +171,9 @@ async def test_answers_about_times_that_were_forgotten_are_looked_for_again(monk
         assert len(search._answers) == 2
 
 
-async def test_logs_whose_times_were_forgotten_are_gone_through_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_search, "LOGS_REMEMBERED_MAX", 2)
+async def test_logs_whose_times_were_forgotten_are_gone_through_again() -> None:
     partitions = [PartitionId(TOPIC, number) for number in range(4)]
-    async with rig() as broker:
+    async with rig(limits=LogLimits(logs_timed_max=2)) as broker:
         for number, one in enumerate(partitions):
             await broker.shared.write([Put(keys.PartitionKeys(one).control, encode(Control()), ABSENT)])
             for time in (9_000, 5, 100 + number, 7):
@@ -193,10 +185,9 @@ async def test_logs_whose_times_were_forgotten_are_gone_through_again(monkeypatc
             assert len(search._times) == 2
 
 
-async def test_of_brokers_that_are_known_to_be_gone_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writers, "DEAD_KEPT_MAX", 4)
+async def test_of_brokers_that_are_known_to_be_gone_the_last_ones_are_known() -> None:
     async with Nursery() as nursery:
-        dead = watched(Registry(1), nursery)
+        dead = watched(Registry(1), nursery, limits=LogLimits(dead_writers_kept_max=4))
         many = range(100, 130)
         dead.of(named(*many))
         await turns()
@@ -204,8 +195,7 @@ async def test_of_brokers_that_are_known_to_be_gone_the_last_ones_are_known(monk
         assert list(dead.of(named(*many))) == [126, 127, 128, 129]
 
 
-async def test_what_reads_may_bring_that_nobody_waits_for_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flights, "UNATTENDED_BYTES_MAX", 250)
+async def test_what_reads_may_bring_that_nobody_waits_for_is_bounded_in_bytes() -> None:
     ended: list[int] = []
 
     class Stuck:
@@ -222,7 +212,7 @@ async def test_what_reads_may_bring_that_nobody_waits_for_is_bounded_in_bytes(mo
         raise AssertionError("nobody waits")
 
     async with Nursery() as nursery:
-        reads = Flights(Stuck(), nursery=nursery, clock=SystemClock())
+        reads = Flights(Stuck(), nursery=nursery, clock=SystemClock(), limits=LogLimits(unattended_bytes_max=250))
         log = PartitionLog(PARTITION)
         for offset in range(5):
             flight = reads.join(log, offset, bytes_max=100, runs_max=1, at_least_one=False, wake=wake)
@@ -237,4 +227,4 @@ def test_a_commit_takes_so_many_batches_and_the_rest_waits_for_the_next() -> Non
     class Plain:
         producer_id = -1
 
-    assert producer_pages.fitting(Control(), [Plain()] * (COMMIT_BATCHES_MAX + 1)) == COMMIT_BATCHES_MAX
+    assert producer_pages.fitting(Control(), [Plain()] * (COMMIT_BATCHES_MAX + 1), DEFAULT_LIMITS) == COMMIT_BATCHES_MAX

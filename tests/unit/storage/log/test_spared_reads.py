@@ -11,6 +11,7 @@ from storage.formats.control import SegmentEntry
 from storage.formats.segment import HEADER_BYTES
 from storage.formats.segment_writer import SegmentWriter
 from storage.log import segments
+from storage.log.limits import LogLimits
 from storage.log.read_ahead import ReadAhead
 from storage.log.segments import Elsewhere
 from storage.log.tail import BatchRun
@@ -134,9 +135,9 @@ async def test_a_batch_that_reaches_beyond_the_entry_of_its_segment_is_not_serve
                 await read(broker, 5, 1_000)
 
 
-async def test_the_footer_that_was_used_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "FOOTERS_BYTES_MAX", 2 * (segments.FOOTER_OVERHEAD_BYTES + segments.BLOCK_ENTRY_BYTES))
-    async with rig() as broker:
+async def test_the_footer_that_was_used_longest_ago_is_forgotten_first() -> None:
+    limits = LogLimits(footers_bytes_max=2 * (segments.FOOTER_OVERHEAD_BYTES + segments.BLOCK_ENTRY_BYTES))
+    async with rig(limits=limits) as broker:
         entries = [await put_segment(broker, IDS[offset], [BATCHES[offset]], base=offset, last=offset) for offset in range(3)]
         await set_segments(broker, *entries)
         await broker.parts.control_reads.refresh([broker.parts.partitions.get(PARTITION)])

@@ -8,17 +8,19 @@ from hypothesis import strategies as st
 
 from storage.errors import Corrupt
 from storage.formats.control import Entry
-from storage.log import stamping
+from storage.log.limits import DEFAULT_LIMITS
 from storage.log.readplan import scan
 from storage.log.stamping import check_passed, stamp
-from storage.log.tail import JOIN_BELOW_BYTES, BatchRun
+from storage.log.tail import BatchRun
 from storage.recordbatch import HEADER_BYTES, STAMP_BYTES, restamp
 from storage.vocabulary import ObjectId
 from tests.kit.batches import batch_bytes
 
 BASE = 1_000
-LARGE = JOIN_BELOW_BYTES
-SIZES = st.lists(st.sampled_from([1, 300, JOIN_BELOW_BYTES - HEADER_BYTES, 3 * JOIN_BELOW_BYTES]), min_size=1, max_size=6)
+LARGE = DEFAULT_LIMITS.join_below_bytes
+SIZES = st.lists(
+    st.sampled_from([1, 300, DEFAULT_LIMITS.join_below_bytes - HEADER_BYTES, 3 * DEFAULT_LIMITS.join_below_bytes]), min_size=1, max_size=6
+)
 """Of the records of each batch, in bytes."""
 
 
@@ -42,13 +44,15 @@ def window_of(sizes: list[int], cuts: list[int] | None = None) -> list[memoryvie
     return [memoryview(bytearray(whole[begin:end])) for begin, end in pairwise(bounds)]
 
 
-def stamped(views: list[memoryview], count: int, *, wanted: int = BASE) -> tuple[BatchRun, int]:
+def stamped(
+    views: list[memoryview], count: int, *, wanted: int = BASE, join_below_bytes: int = DEFAULT_LIMITS.join_below_bytes
+) -> tuple[BatchRun, int]:
     found = scan(views, base=BASE, wanted=wanted, bytes_max=1 << 30, where="test")
     check_passed(views, found, "test")
-    return stamp(views, found, "test", entry_of(count))
+    return stamp(views, found, "test", entry_of(count), join_below_bytes=join_below_bytes)
 
 
-@given(sizes=SIZES, cuts=st.lists(st.integers(0, 4 * JOIN_BELOW_BYTES), max_size=8), data=st.data())
+@given(sizes=SIZES, cuts=st.lists(st.integers(0, 4 * DEFAULT_LIMITS.join_below_bytes), max_size=8), data=st.data())
 def test_batches_are_stamped_whatever_pieces_they_were_read_in_and_no_piece_is_written_to(
     sizes: list[int], cuts: list[int], data: st.DataObject
 ) -> None:
@@ -83,7 +87,7 @@ def test_a_small_part_of_a_piece_does_not_keep_the_rest_of_it_alive(others: int,
     assert not rest
     found = scan([first], base=BASE, wanted=BASE, bytes_max=1, where="test")
 
-    run, _ = stamp([first], found, "test", entry_of(1))
+    run, _ = stamp([first], found, "test", entry_of(1), join_below_bytes=DEFAULT_LIMITS.join_below_bytes)
 
     assert (run.views[-1].obj is not first.obj) is is_copied
 
@@ -137,10 +141,9 @@ def test_more_records_than_the_entry_says_are_corrupt(size: int) -> None:
         stamped(window_of([size] * 3), 2)
 
 
-def test_a_read_of_parts_of_a_run_gets_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stamping, "JOIN_BELOW_BYTES", 1)
+def test_a_read_of_parts_of_a_run_gets_whole_batches() -> None:
     sizes = [300, 20, 500]
-    run, _ = stamped(window_of(sizes, [100, 370]), 3)
+    run, _ = stamped(window_of(sizes, [100, 370]), 3, join_below_bytes=1)
     for first in range(3):
         for after in range(first + 1, 4):
             part = sum(HEADER_BYTES + size for size in sizes[first:after])

@@ -5,8 +5,8 @@ import pytest
 
 from storage.errors import OutOfOrderSequence, StorageError, Unavailable
 from storage.formats.control import encode
-from storage.log import strangers as strangers_module
 from storage.log.batch import Appended
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import Partitions
 from storage.log.strangers import AllStrangers, PermittedStart, Strangers
 from storage.metadata import keys
@@ -18,13 +18,13 @@ WAIT_S = 35.0
 EPOCH = 3
 
 
-def of_one() -> Strangers:
-    return AllStrangers().of(PARTITION)
+def of_one(*, kept_max: int = DEFAULT_LIMITS.strangers_kept_max) -> Strangers:
+    return AllStrangers(limits=LogLimits(strangers_kept_max=kept_max)).of(PARTITION)
 
 
-def refused(*refusals: tuple[int, int, float]) -> Strangers:
+def refused(*refusals: tuple[int, int, float], kept_max: int = DEFAULT_LIMITS.strangers_kept_max) -> Strangers:
     """Of producer, sequence and time of each; all are of one epoch."""
-    strangers = of_one()
+    strangers = of_one(kept_max=kept_max)
     for producer_id, first_seq, now_s in refusals:
         strangers.make_wait(producer_id, EPOCH, first_seq, now_s, wait_s=WAIT_S)
     return strangers
@@ -82,10 +82,9 @@ def test_who_was_answered_otherwise_is_no_stranger() -> None:
     assert begin_at(strangers, 35.0) == {7: 5}
 
 
-def test_of_too_many_all_begin_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_too_many_all_begin_in_the_end() -> None:
     """The longest waiting are not put off by those that come: with more than there is room for, nobody would ever begin."""
-    monkeypatch.setattr(strangers_module, "STRANGERS_KEPT_MAX", 3)
-    strangers, waiting = of_one(), set(range(10))
+    strangers, waiting = of_one(kept_max=3), set(range(10))
     for second in range(200):
         for producer_id in strangers.begin_at(float(second), wait_s=WAIT_S):
             strangers.forget(producer_id)
@@ -97,9 +96,8 @@ def test_of_too_many_all_begin_in_the_end(monkeypatch: pytest.MonkeyPatch) -> No
     assert not waiting
 
 
-def test_those_that_went_away_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers_module, "STRANGERS_KEPT_MAX", 1)
-    strangers = refused((9, 5, 0.0), (8, 5, 70.0), (7, 5, 71.0), (7, 5, 106.0))
+def test_those_that_went_away_make_room() -> None:
+    strangers = refused((9, 5, 0.0), (8, 5, 70.0), (7, 5, 71.0), (7, 5, 106.0), kept_max=1)
 
     assert len(strangers.refused) == 1
     assert begin_at(strangers, 105.9) == {}
@@ -110,11 +108,8 @@ def numbered(first_seq: int, epoch: int = 0) -> bytearray:
     return batch_bytes(producer_id=5, producer_epoch=epoch, first_seq=first_seq)
 
 
-def test_strangers_of_all_partitions_are_bounded_and_a_crowd_at_some_keeps_nobody_out_of_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(strangers_module, "STRANGERS_OF_ALL_KEPT_MAX", 20)
-    waiting = AllStrangers()
+def test_strangers_of_all_partitions_are_bounded_and_a_crowd_at_some_keeps_nobody_out_of_the_others() -> None:
+    waiting = AllStrangers(limits=LogLimits(strangers_of_all_kept_max=20))
     *crowds, few = (waiting.of(PARTITION._replace(partition=number)) for number in range(3))
     for producer_id in range(100):
         for crowd in crowds:
@@ -134,7 +129,7 @@ def test_strangers_of_all_partitions_are_bounded_and_a_crowd_at_some_keeps_nobod
 
 
 def test_who_waits_goes_on_waiting_while_its_partition_is_forgotten_again_and_again() -> None:
-    partitions = Partitions(kept_max=1)
+    partitions = Partitions(limits=LogLimits(partitions_kept_max=1))
     for second in range(36):
         partitions.get(PARTITION).producers.strangers.make_wait(9, EPOCH, 5, float(second), wait_s=WAIT_S)
         partitions.get(PARTITION._replace(partition=1))
@@ -145,9 +140,8 @@ def test_who_waits_goes_on_waiting_while_its_partition_is_forgotten_again_and_ag
     assert partitions._remembered.waiting._not_empty == {}
 
 
-def test_strangers_that_went_away_make_room_in_all_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers_module, "STRANGERS_OF_ALL_KEPT_MAX", 2)
-    waiting = AllStrangers()
+def test_strangers_that_went_away_make_room_in_all_partitions() -> None:
+    waiting = AllStrangers(limits=LogLimits(strangers_of_all_kept_max=2))
     gone, here = (waiting.of(PARTITION._replace(partition=number)) for number in range(2))
     gone.make_wait(1, EPOCH, 5, 0.0, wait_s=WAIT_S)
     here.make_wait(2, EPOCH, 5, 60.0, wait_s=WAIT_S)
@@ -219,9 +213,8 @@ async def test_what_one_epoch_waited_is_not_for_the_next_one() -> None:
         assert await outcome(broker, 1, epoch=1) == Appended(1, 0)
 
 
-async def test_who_has_waited_goes_on_though_the_batch_it_began_with_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.log.upload.UPLOAD_TIMEOUT_S", 0.0)
-    async with rig() as broker:
+async def test_who_has_waited_goes_on_though_the_batch_it_began_with_was_lost() -> None:
+    async with rig(limits=LogLimits(upload_timeout_s=0.0)) as broker:
         assert isinstance(await outcome(broker, 50), Unavailable)
         let_it_have_waited(broker)
         broker.objects.puts_fail = Unavailable("503")

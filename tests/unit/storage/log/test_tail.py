@@ -7,7 +7,8 @@ import pytest
 from runtime.frames import FRAME_OVERHEAD_BYTES, Account, make_frame
 from runtime.telemetry import Telemetry
 from storage.log.batch import Append, Batch
-from storage.log.tail import DROPPED_KEPT_MAX, FRAME_SHARE_MIN, JOIN_BELOW_BYTES, RUN_OVERHEAD_BYTES, BatchRun, Tail, TailCache
+from storage.log.limits import DEFAULT_LIMITS
+from storage.log.tail import DROPPED_KEPT_MAX, FRAME_SHARE_MIN, RUN_OVERHEAD_BYTES, BatchRun, Tail, TailCache
 from storage.recordbatch import parse_header
 from tests.kit.batches import batch_bytes
 
@@ -45,7 +46,7 @@ def test_batches_are_stamped_with_their_offsets() -> None:
 
 def test_small_batches_are_joined_and_large_ones_stay_where_they_are() -> None:
     tail, kept = Tail(), cache()
-    large = [batch(payload=b"y" * JOIN_BELOW_BYTES) for _ in range(2)]
+    large = [batch(payload=b"y" * DEFAULT_LIMITS.join_below_bytes) for _ in range(2)]
     kept.add(tail, [(batch(), 0), (batch(), 1)])
     kept.add(tail, [(large[0], 2), (large[1], 3)])
 
@@ -72,7 +73,7 @@ def test_the_oldest_runs_of_any_partition_make_room() -> None:
 
 def test_a_frame_counts_whole_and_once_however_many_batches_of_it_are_kept_and_no_longer_where_it_came_from() -> None:
     admission, kept = Account(), cache()
-    batches = framed(admission, JOIN_BELOW_BYTES, JOIN_BELOW_BYTES, unused_bytes=100_000)
+    batches = framed(admission, DEFAULT_LIMITS.join_below_bytes, DEFAULT_LIMITS.join_below_bytes, unused_bytes=100_000)
     frame_bytes = admission.held_bytes
     kept.add(Tail(), [(batches[0], 0)])
     kept.add(Tail(), [(batches[1], 0)])
@@ -86,12 +87,12 @@ def test_a_frame_counts_whole_and_once_however_many_batches_of_it_are_kept_and_n
 
 def test_a_frame_that_is_dropped_dies_unless_a_reader_holds_it_and_counts_with_the_readers_then() -> None:
     admission, readers, tail = Account(), Account(), Tail()
-    size = JOIN_BELOW_BYTES + FRAME_OVERHEAD_BYTES
+    size = DEFAULT_LIMITS.join_below_bytes + FRAME_OVERHEAD_BYTES
     kept = TailCache(bytes_max=2 * size, telemetry=Telemetry(), readers=readers)
-    kept.add(tail, [(framed(admission, JOIN_BELOW_BYTES)[0], 0)])
+    kept.add(tail, [(framed(admission, DEFAULT_LIMITS.join_below_bytes)[0], 0)])
     read = tail.find(0)
     for offset in range(1, 4):
-        kept.add(tail, [(framed(admission, JOIN_BELOW_BYTES)[0], offset)])
+        kept.add(tail, [(framed(admission, DEFAULT_LIMITS.join_below_bytes)[0], offset)])
     while_read = readers.held_bytes
     del read
 
@@ -103,8 +104,8 @@ def test_a_frame_that_is_dropped_dies_unless_a_reader_holds_it_and_counts_with_t
 
 def test_a_frame_leaves_when_the_last_of_its_batches_is_dropped() -> None:
     admission, readers = Account(), Account()
-    kept = TailCache(bytes_max=4 * JOIN_BELOW_BYTES, telemetry=Telemetry(), readers=readers)
-    one, other = framed(admission, JOIN_BELOW_BYTES, JOIN_BELOW_BYTES)
+    kept = TailCache(bytes_max=4 * DEFAULT_LIMITS.join_below_bytes, telemetry=Telemetry(), readers=readers)
+    one, other = framed(admission, DEFAULT_LIMITS.join_below_bytes, DEFAULT_LIMITS.join_below_bytes)
     kept.add(Tail(), [(one, 0)])
     kept.add(Tail(), [(other, 0)])
     view = one.view
@@ -112,16 +113,16 @@ def test_a_frame_leaves_when_the_last_of_its_batches_is_dropped() -> None:
     half = kept.size_bytes, readers.held_bytes
     kept._drop_oldest()
 
-    assert half[0] > 2 * JOIN_BELOW_BYTES
+    assert half[0] > 2 * DEFAULT_LIMITS.join_below_bytes
     assert half[1] == 0
     assert kept.size_bytes == 0
-    assert readers.held_bytes > 2 * JOIN_BELOW_BYTES
-    assert len(view) > JOIN_BELOW_BYTES
+    assert readers.held_bytes > 2 * DEFAULT_LIMITS.join_below_bytes
+    assert len(view) > DEFAULT_LIMITS.join_below_bytes
 
 
 def test_a_small_part_of_a_frame_is_copied_and_the_frame_goes() -> None:
     admission, kept, tail = Account(), cache(), Tail()
-    batches = framed(admission, JOIN_BELOW_BYTES, unused_bytes=FRAME_SHARE_MIN * (JOIN_BELOW_BYTES + 200))
+    batches = framed(admission, DEFAULT_LIMITS.join_below_bytes, unused_bytes=FRAME_SHARE_MIN * (DEFAULT_LIMITS.join_below_bytes + 200))
     kept.add(tail, [(batches[0], 7)])
     size_bytes = batches[0].size_bytes
     batches.clear()

@@ -15,9 +15,9 @@ from compactor.plan import CompactionPolicy
 from runtime.blocking import InlineBlocking, T
 from storage.errors import Unavailable
 from storage.formats.control import Entry
-from storage.limits import PENDING_ENTRIES_MAX
-from storage.log import entry_scan, entry_times, record_times, time_search
+from storage.log import entry_times
 from storage.log.index import check_range
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog
 from storage.log.timestamps import TimestampedOffset
 from storage.metadata import memory
@@ -77,10 +77,10 @@ async def test_times_that_go_back_give_the_first_record_that_reaches_the_time() 
 
 async def test_times_are_found_in_entries_that_left_the_ring() -> None:
     async with rig() as broker:
-        for n in range(3 * PENDING_ENTRIES_MAX):
+        for n in range(3 * DEFAULT_LIMITS.pending_entries_max):
             await broker.send(timed(n * 10))
 
-        for n in range(3 * PENDING_ENTRIES_MAX):
+        for n in range(3 * DEFAULT_LIMITS.pending_entries_max):
             assert await search(broker, n * 10 - 5) == (n, n * 10)
 
 
@@ -147,7 +147,7 @@ async def test_entries_are_gone_through_once_whatever_is_trimmed(monkeypatch: py
     added: list[int] = []
     add = entry_times.EntryTimes.add
     monkeypatch.setattr(entry_times.EntryTimes, "add", lambda self, entry: (added.append(entry.base), add(self, entry)))
-    count = 6 * PENDING_ENTRIES_MAX
+    count = 6 * DEFAULT_LIMITS.pending_entries_max
     async with rig() as broker:
         for n in range(count):
             await broker.send(timed(5_000 - n))
@@ -160,12 +160,9 @@ async def test_entries_are_gone_through_once_whatever_is_trimmed(monkeypatch: py
 
 
 @pytest.mark.parametrize("block_bytes", [0, 1, 300, 1_000_000], ids=["uncompacted", "a batch in each block", "a few", "one block"])
-async def test_answers_are_those_of_a_list_of_records_whatever_is_trimmed_or_compacted(
-    monkeypatch: pytest.MonkeyPatch, block_bytes: int
-) -> None:
+async def test_answers_are_those_of_a_list_of_records_whatever_is_trimmed_or_compacted(block_bytes: int) -> None:
     compacted = 0
-    monkeypatch.setattr(entry_times, "KEPT_MAX", 3)
-    monkeypatch.setattr(entry_scan, "CHUNKS_PER_TURN", 1)
+    limits = LogLimits(entries_timed_max=3, chunks_per_turn=1)
     for seed in range(8):
         chance = random.Random(seed)
         times: list[int] = []
@@ -173,7 +170,10 @@ async def test_answers_are_those_of_a_list_of_records_whatever_is_trimmed_or_com
         policy = CompactionPolicy(
             entries_due=chance.randint(1, 12), segment_bytes=chance.choice((300, 3_000)), block_bytes=block_bytes or 1
         )
-        async with rig() as broker, compacting(broker.shared, broker.objects, policy=policy) as compaction:
+        async with (
+            rig(limits=limits) as broker,
+            compacting(broker.shared, broker.objects, policy=policy, log_limits=limits) as compaction,
+        ):
             for _ in range(120):
                 match chance.choice(("send", "send", "send", "trim", "greatest", "first", "first", "compact")):
                     case "compact":
@@ -219,9 +219,9 @@ async def test_a_log_that_is_trimmed_while_it_is_searched_is_searched_anew(monke
         assert log.seen.control is not None
         trims.append(3)
         assert await search.first_at_or_after(PARTITION, 3_000) == TimestampedOffset(3, 4_000)
-        monkeypatch.setattr(time_search, "TRIMS_MET_MAX", 0)
-        with pytest.raises(Unavailable, match="trimmed or compacted faster"):
-            await search.of_maximum(PARTITION)
+        async with rig(shared=broker.shared, objects=broker.objects._inner, limits=LogLimits(trims_met_max=0)) as other:
+            with pytest.raises(Unavailable, match="trimmed or compacted faster"):
+                await other.parts.time_search.of_maximum(PARTITION)
 
 
 async def test_of_records_without_a_time_the_first_has_the_greatest_one() -> None:
@@ -242,10 +242,9 @@ async def test_of_records_without_a_time_the_first_has_the_greatest_one() -> Non
 
 
 async def test_a_search_that_takes_too_long_is_refused_and_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_search, "SCAN_S", 0.05)
-    async with rig() as broker:
+    async with rig(limits=LogLimits(scan_s=0.05)) as broker:
         await broker.send(timed(9_000))
-        for n in range(8 * PENDING_ENTRIES_MAX):
+        for n in range(8 * DEFAULT_LIMITS.pending_entries_max):
             await broker.send(timed(n))
         await trim(broker, 1)
         scan = memory.MemoryMetadataStore.range_scan
@@ -268,7 +267,7 @@ async def test_a_search_that_takes_too_long_is_refused_and_goes_on_where_it_ende
             except Unavailable:
                 continue
 
-        assert found == (8 * PENDING_ENTRIES_MAX, 8 * PENDING_ENTRIES_MAX - 1)
+        assert found == (8 * DEFAULT_LIMITS.pending_entries_max, 8 * DEFAULT_LIMITS.pending_entries_max - 1)
         assert chunks <= 3 * 8
 
 
@@ -281,10 +280,9 @@ class Walking(InlineBlocking):
         return call()
 
 
-async def test_records_are_walked_off_the_loop_once_and_not_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_times, "RECORDS_WALKED_MAX", 50)
+async def test_records_are_walked_off_the_loop_once_and_not_more_than_so_many() -> None:
     walking = Walking()
-    async with rig(walking=walking) as broker:
+    async with rig(walking=walking, limits=LogLimits(records_walked_max=50)) as broker:
         await broker.send(timed(1))
         await broker.send(timed(*range(100, 300), codec=4))
 

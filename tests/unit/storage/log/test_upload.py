@@ -6,7 +6,7 @@ import pytest
 
 from runtime.clock import SystemClock
 from storage.errors import OutcomeUnknown, Unavailable
-from storage.log import upload
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.upload import Uploader
 from storage.objects.memory import MemoryObjectStore
 
@@ -29,17 +29,13 @@ class Flaky(MemoryObjectStore):
             raise OutcomeUnknown("no reply")
 
 
-def uploader(store: MemoryObjectStore) -> Uploader:
-    return Uploader(objects=store, clock=SystemClock(), chance=random.Random(1))
+def uploader(store: MemoryObjectStore, *, upload_timeout_s: float = DEFAULT_LIMITS.upload_timeout_s) -> Uploader:
+    limits = LogLimits(upload_pause_s=0.001, upload_timeout_s=upload_timeout_s)
+    return Uploader(objects=store, clock=SystemClock(), chance=random.Random(1), limits=limits)
 
 
 def always() -> bool:
     return True
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "PAUSE_S", 0.001)
 
 
 @pytest.mark.parametrize("faults", [(), ("refused",), ("lost",), ("refused", "lost"), ("refused", "refused", "lost")])
@@ -59,12 +55,11 @@ async def test_an_object_of_another_size_under_the_name_is_not_taken_for_ours() 
         await uploader(store).upload("wal/1", [b"ours"], is_awaited=always)
 
 
-async def test_it_gives_up_in_time_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "UPLOAD_TIMEOUT_S", 0.05)
+async def test_it_gives_up_in_time_and_says_why() -> None:
     store = Flaky(*["refused"] * 1_000)
 
     with pytest.raises(Unavailable, match="slow down"):
-        await uploader(store).upload("wal/1", [b"x"], is_awaited=always)
+        await uploader(store, upload_timeout_s=0.05).upload("wal/1", [b"x"], is_awaited=always)
     assert 1 < store.tries < 1_000
 
 

@@ -2,11 +2,9 @@
 
 import asyncio
 
-import pytest
-
-from storage.log import upload_places
 from storage.log.batch import Appended
 from storage.log.batcher import FlushSettings
+from storage.log.limits import LogLimits
 from storage.log.upload_places import UPLOADS_MAX, UploadPlaces
 from storage.vocabulary import Buffer, PartitionId
 from tests.kit.batches import batch_bytes
@@ -48,10 +46,8 @@ async def test_a_cancelled_wait_for_a_place_takes_none() -> None:
     assert not places.are_taken
 
 
-async def test_slow_uploads_give_their_places_up_and_only_so_many_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload_places, "SLOW_UPLOAD_S", 0.01)
-    monkeypatch.setattr(upload_places, "SLOW_UPLOADS_MAX", 6)
-    places = UploadPlaces(on_free=lambda: None)
+async def test_slow_uploads_give_their_places_up_and_only_so_many_of_them() -> None:
+    places = UploadPlaces(on_free=lambda: None, limits=LogLimits(slow_upload_s=0.01, slow_uploads_max=6))
     gate = asyncio.Event()
     entered = 0
 
@@ -71,9 +67,8 @@ async def test_slow_uploads_give_their_places_up_and_only_so_many_of_them(monkey
     assert not places.are_taken
 
 
-async def test_partitions_go_on_while_the_uploads_of_others_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload_places, "SLOW_UPLOAD_S", 0.02)
-    async with rig(flush=FlushSettings(interval_s=0.0, gather_s=0.0, bytes_max=1)) as broker:
+async def test_partitions_go_on_while_the_uploads_of_others_hang() -> None:
+    async with rig(flush=FlushSettings(interval_s=0.0, gather_s=0.0, bytes_max=1), limits=LogLimits(slow_upload_s=0.02)) as broker:
         gate = asyncio.Event()
         inner = broker.objects.put_if_absent
         hanging = 0

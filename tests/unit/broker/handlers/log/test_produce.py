@@ -9,6 +9,7 @@ from broker.protocol.produce import PartitionResult
 from storage.catalog.topic_names import INTERNAL
 from storage.errors import Unavailable
 from storage.log.batcher import FlushSettings
+from storage.log.limits import LogLimits
 from storage.recordbatch import checksum, parse_header
 from tests.kit.record_batches import NOW_MS, record_batch
 from tests.unit.broker.handlers.logged import Stores, asking, batches_of, node, nodes, produce_request
@@ -214,12 +215,10 @@ async def test_a_gap_in_the_sequence_and_an_old_epoch_are_told_apart() -> None:
 
 
 async def test_a_store_that_does_not_answer_is_an_error_that_clients_repeat() -> None:
-    async with node() as broker:
+    async with node(log_limits=LogLimits(upload_timeout_s=0.01)) as broker:
         await broker.create("t", partition_count=2)
         broker.log.objects.puts_fail = Unavailable("no room")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("storage.log.upload.UPLOAD_TIMEOUT_S", 0.01)
-            results = await broker.send(("t", 0, record_batch(b"a")), ("t", 1, record_batch(b"b", crc=0)))
+        results = await broker.send(("t", 0, record_batch(b"a")), ("t", 1, record_batch(b"b", crc=0)))
 
         assert codes(results) == [ErrorCode.kafka_storage_error, ErrorCode.corrupt_message]
         assert "no room" in str(results[0].error_message)

@@ -42,9 +42,9 @@ from storage.formats.control import Control, ProducerPage, SegmentEntry, decode_
 from storage.formats.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from storage.formats.segment_writer import Segment, SegmentWriter
 from storage.formats.wal import decode_header, header_bytes
-from storage.limits import PENDING_ENTRIES_MAX
 from storage.log.batch import Append, Appended, batch_of
 from storage.log.batcher import FlushSettings
+from storage.log.limits import DEFAULT_LIMITS
 from storage.log.parts import LogParts, open_log
 from storage.log.producer_pages import page_name
 from storage.log.writers import BrokerEpoch
@@ -127,7 +127,7 @@ async def make() -> Example:
         for done in together:
             await done
         (shared,) = [stat.key async for stat in objects.list("")]
-        for number in range(PENDING_ENTRIES_MAX + 1):
+        for number in range(DEFAULT_LIMITS.pending_entries_max + 1):
             clock.wall_ms += STEP_MS
             await send(parts, first, idempotent_batch(producer_id, number + 2, b"latte", clock=clock))
     trace = await Tracer(metadata=metadata, objects=objects).trace(TOPIC, 0, TRACED_OFFSET)
@@ -144,7 +144,7 @@ async def make() -> Example:
         "topic-id": keys.topic_id(topic.topic_id),
         "control": at.control,
         "control-new": keys.PartitionKeys(second).control,
-        "index": at.index(PENDING_ENTRIES_MAX),
+        "index": at.index(DEFAULT_LIMITS.pending_entries_max),
         "producer": spilled.key,
         "broker": keys.broker(registration.broker_id),
         "producer-ids": keys.PRODUCER_IDS,

@@ -17,8 +17,8 @@ from storage.catalog.topics import Topic, TopicState
 from storage.errors import Unavailable
 from storage.formats.control import Control, Entry, LogState, encode
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
-from storage.limits import PENDING_ENTRIES_MAX
 from storage.log.inline import InlineSettings
+from storage.log.limits import DEFAULT_LIMITS
 from storage.metadata import keys
 from storage.metadata.port import Delete, Key, Put, Record
 from storage.vocabulary import ObjectId, PartitionId
@@ -86,13 +86,13 @@ async def test_the_batch_is_the_one_that_covers_the_offset_and_its_range_holds_i
 
 
 async def test_an_older_entry_is_found_in_its_index_chunk(log: Logged) -> None:
-    for _ in range(PENDING_ENTRIES_MAX + 1):
+    for _ in range(DEFAULT_LIMITS.pending_entries_max + 1):
         await log.append(batch_bytes(2))
 
     trace = await log.tracer.trace(NAME, 0, 7)
 
     assert trace.entry is not None
-    assert (trace.entry.source, trace.entry.source_key) == ("index", AT.index(2 * PENDING_ENTRIES_MAX - 1).path)
+    assert (trace.entry.source, trace.entry.source_key) == ("index", AT.index(2 * DEFAULT_LIMITS.pending_entries_max - 1).path)
     assert (trace.entry.base_offset, trace.entry.last_offset) == (6, 7)
 
 
@@ -200,9 +200,9 @@ async def test_a_partition_without_control_record_is_not_found(log: Logged) -> N
 
 
 async def test_a_missing_index_chunk_is_damage(log: Logged) -> None:
-    for _ in range(PENDING_ENTRIES_MAX + 1):
+    for _ in range(DEFAULT_LIMITS.pending_entries_max + 1):
         await log.append(batch_bytes(1))
-    await log.metadata.write([Delete(AT.index(PENDING_ENTRIES_MAX - 1))])
+    await log.metadata.write([Delete(AT.index(DEFAULT_LIMITS.pending_entries_max - 1))])
 
     error = await failure(log, 3)
 
@@ -211,7 +211,7 @@ async def test_a_missing_index_chunk_is_damage(log: Logged) -> None:
 
 
 async def test_an_entry_that_moves_to_the_index_between_the_two_reads_is_found_there(log: Logged) -> None:
-    for _ in range(PENDING_ENTRIES_MAX):
+    for _ in range(DEFAULT_LIMITS.pending_entries_max):
         await log.append(batch_bytes(1))
     (old,) = await log.metadata.get_many([AT.control])
     assert old is not None
@@ -509,14 +509,14 @@ async def test_offsets_are_found_while_appends_go_on(log: Logged) -> None:
     found: list[Trace] = []
 
     async def appends() -> None:
-        for _ in range(4 * PENDING_ENTRIES_MAX):
+        for _ in range(4 * DEFAULT_LIMITS.pending_entries_max):
             await log.append(batch_bytes(2))
 
     async def traces(running: "asyncio.Task[None]") -> None:
         while not running.done():
             end = (await log.rig.control()).sequence_counter
             found.append(await log.tracer.trace(NAME, 0, end - 1))
-            found.append(await log.tracer.trace(NAME, 0, max(0, end - 2 * PENDING_ENTRIES_MAX)))
+            found.append(await log.tracer.trace(NAME, 0, max(0, end - 2 * DEFAULT_LIMITS.pending_entries_max)))
             await asyncio.sleep(0)
 
     async with asyncio.TaskGroup() as group:

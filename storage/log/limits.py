@@ -1,0 +1,231 @@
+"""Every bound of the log that a test or the simulation lowers, as one value that constructors take (I11)."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from storage.cache.eviction import HISTORY_SHARE_MAX
+from storage.formats.segment import FOOTER_READ_BYTES
+from storage.limits import (
+    BLOCK_BYTES,
+    INLINE_BYTES_MAX,
+    KIB,
+    METADATA_VALUE_BYTES_MAX,
+    MIB,
+    PRODUCERS_HOT_BYTES_MAX,
+    WRITE_REQUEST_BYTES_MAX,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLimits:
+    """Bounds of the log of one broker."""
+
+    # The control record: decide, commit
+    pending_entries_max: int = 16
+    inline_pending_bytes_max: int = 8 * KIB
+    """Batches in the ring of a control record: one that would have more leaves with the next commit, as a full one does."""
+    control_bytes_max: int = 28 * KIB
+    write_request_bytes_max: int = WRITE_REQUEST_BYTES_MAX
+    """Bytes of one write of a commit: no more than every metadata store takes."""
+    commit_write_timeout_s: float = 10.0
+    strangers_wait_s: float = 35.0
+    """How long a producer that nobody knows must be refused before it may begin behind its first sequence: longer than any broker that is
+    well goes on trying to commit what was sent before (`commit_timeout_s`, and a little)."""
+
+    # Gathering and carrying: append, batcher, inline
+    commit_timeout_s: float = 30.0
+    """From sealing on; the default request.timeout.ms of Java producers."""
+    overdue_check_s: float = 1.0
+    quiet_bytes_min: int = 512 * KIB
+    """What is gathered when nothing has arrived for QUIET_S is worth a PUT."""
+    carried_at_once_max: int = 32
+    """Commits that carry batches, of those that begin in one turn of the loop, and of those of one flush. For more partitions one object
+    costs less: what a control record carries is written again by each commit until it leaves."""
+    larger_commit_bytes_max: int = INLINE_BYTES_MAX
+    """What a commit carries now and then, above what commits carry at any time."""
+    larger_commit_every_s: float = 1.0
+    """A commit of a partition may be larger this long after the last that was. So producers that a pause made batch are answered as soon as
+    before it, and go on with small batches. If they waited for a PUT, they would batch as much again meanwhile, and the next batches would
+    wait, too, without end:
+
+        a record every 5 ms … a pause of 0.2 s … a batch of 40 records waits 0.35 s for its object … the next batch has 70 records …
+    """
+    larger_commits_per_s: float = 8.0
+    larger_commits_kept_max: int = 256
+    """How many of a broker's commits are larger in a second, and as many more after a while with none, for a pause of all its partitions.
+    What they carry is compacted in pieces of 64 KiB: a load of such batches would cost more PUTs than its objects.
+    """
+    lane_commits_max: int = 4
+    """Commits of a partition up to which another begins for what the last one has no room for. What waits behind them all gathers."""
+
+    # Uploads: upload, upload_places
+    upload_try_timeout_s: float = 15.0
+    upload_timeout_s: float = 25.0
+    """Below `commit_timeout_s`. A store that takes ten seconds for everything is still written to; stores of S3 try again by themselves."""
+    upload_pause_s: float = 0.1
+    slow_upload_s: float = 1.0
+    slow_uploads_max: int = 32
+    """Beyond it a slow upload keeps its place."""
+
+    # The tail cache, and batches that are read: tail, stamping
+    join_below_bytes: int = 16 * KIB
+    """Mean batch size below which a copy is cheaper than an object and a socket buffer per batch."""
+
+    # Producers: producer_pages, page_store
+    producers_hot_max: int = 128
+    producer_page_bytes_max: int = 48 * KIB
+    """Estimated; an estimate is at least 3/4 of the bytes."""
+    producer_pages_written_max: int = 12
+    """Pages that one commit may touch; what needs more is committed in several."""
+    producers_per_commit_max: int = 1_024
+    producer_pages_cached_max: int = 128
+    """Over all partitions; a full page takes about 200 KiB of memory."""
+    producer_pages_timeout_s: float = 10.0
+    producer_pages_sweep_every_s: float = 600.0
+
+    # Partitions, and producers that they do not know: partition, lost, strangers
+    partitions_kept_max: int = 100_000
+    partitions_bytes_max: int = 256 * MIB
+    """Estimated memory: enough for 30,000 to 60,000 partitions with full or half-full rings of entries, or 2,000 with the largest
+    records."""
+    lost_kept_max: int = 1_024
+    """Producers of one partition whose batches were lost."""
+    lost_of_all_kept_max: int = 32_768
+    """Producers of all partitions, 400 bytes of memory each."""
+    strangers_kept_max: int = 1_024
+    """Per partition."""
+    strangers_of_all_kept_max: int = 32_768
+    """Over all partitions, 500 bytes of memory each."""
+
+    # Fresh reads of control records, and changes of them: control_reads, proofs, trim
+    control_read_timeout_s: float = 10.0
+    silent_after_s: float = 1.0
+    """A shard whose read is unanswered for longer is known to be silent."""
+    bounds_patience_s: float = 3.0
+    """How long `ControlReads.read` waits for a shard before it answers without it: clients give up a request after 30 s, and ask again."""
+    silent_patience_s: float = 1.0
+    """The same for a shard that is known to be silent."""
+    waiting_for_silent_max: int = 1_000
+    """Callers that may wait for a silent shard; others are refused at once."""
+    proofs_at_once_max: int = 16
+    """Per shard."""
+    proof_timeout_s: float = 3.0
+    """For a proof, its wait for a place included."""
+    proof_every_s: float = 0.2
+    trim_write_timeout_s: float = 10.0
+
+    # Reads: read, flights, segments
+    read_window_bytes_min: int = 256 * KIB
+    """The least that is scanned at once: many small batches are passed over in one go."""
+    read_places_kept_max: int = 16_384
+    """Where reads ended, over all partitions; one takes 400 bytes of memory."""
+    read_sources_max: int = 16
+    """Entries that one read may find replaced, or to have no batch behind its offset."""
+    unattended_max: int = 64
+    """Reads that no fetch waits for any more."""
+    unattended_bytes_max: int = 64 * MIB
+    """The bytes that reads without a waiter may bring."""
+    fetch_places_kept_max: int = 4_096
+    """Offsets at which fetches ended, over all partitions, and as many at which they left a read; one takes 300 bytes of memory."""
+    footers_bytes_max: int = 16 * MIB
+    """Memory of the footers that are kept: those of some 1,400 segments of 64 MiB."""
+    footer_read_bytes: int = FOOTER_READ_BYTES
+    """Read from the end of a segment, for its footer."""
+    whole_segment_bytes_max: int = BLOCK_BYTES
+    """All of a segment up to this size comes with one GET, its footer too."""
+
+    # What is fetched ahead of consumers in order: read_ahead
+    reads_ahead_max: int = 24
+    """Under way at a time, over all partitions."""
+    reading_ahead_bytes_max: int = 32 * MIB
+    """Under way at a time: well below what storage/cache/shares.py allows of all, so that reads find a place beside them."""
+    front_share_min: float = 1 / 4
+    """As a share of the block cache: what may lie in front of all consumers in order, or be on its way there, whatever is evicted for it.
+    It is half of what history has for certain, and more where there are few consumers, or where the tail has little. The rest is for the
+    pieces that they are in, so that nothing is evicted before it is read, and fetched again.
+    """
+    front_history_share: float = HISTORY_SHARE_MAX
+    """The share of the block cache that history has for certain."""
+    fronts_kept_max: int = 1_024
+    """Segments, and partitions in WAL objects, in which consumers are in order."""
+    read_ahead_timeout_s: float = 20.0
+    """As a read has."""
+
+    # The same in WAL objects: entries_ahead
+    ahead_bytes: int = 2 * MIB
+    """In front of a consumer, of each partition, where it waits for nothing: at 10 ms for a GET, 200 MB/s."""
+    ahead_bytes_max: int = 16 * MIB
+    said_entries_max: int = 32
+    ahead_entries_max: int = 16
+    """Fetched, of those that were said: the others of an object are said by then."""
+    first_entries_max: int = 1
+    """Fetched when a consumer says something for the first time: the others that read the same objects have said nothing yet."""
+    ahead_gets_per_follow_max: int = 4
+    """Begun at a time for one consumer: what up to 1,024 others want beside it is asked for each, which takes a millisecond."""
+    ahead_gap_bytes_max: int = 256 * KIB
+    """What nobody wants, between two slices, is fetched rather than asked for twice."""
+    ahead_get_bytes_max: int = 10 * MIB
+    """A flush of the usual size, and the last request that came into it."""
+    places_said_max: int = 1_024
+    said_kept_s: float = 5.0
+    """A consumer that has read nothing for longer gives its part to the others. What came for it goes when there is need, and if it reads
+    on, it says it once more.
+    """
+    forgotten_at_once_max: int = 2
+    """More than come at a time. What up to 1,024 others want beside their entries is looked at for each of these."""
+
+    # The index: index, kept_chunks, kept_segments
+    index_read_timeout_s: float = 10.0
+    chunks_kept_max: int = 64
+    """Per partition."""
+    chunks_bytes_max: int = 16 * MIB
+    """Memory over all partitions: 2,000 ordinary chunks."""
+    segments_kept_max: int = 8
+    """Per partition: readers in as many places of its history."""
+    segment_partitions_kept_max: int = 4_096
+    """Partitions with segments that are known."""
+
+    # Offsets by time: time_search, entry_times, record_times
+    scan_s: float = 20.0
+    """One question goes through entries for so long; the next one goes on where it ended."""
+    trims_met_max: int = 5
+    """Searches of a log that is trimmed or compacted meanwhile."""
+    logs_timed_max: int = 256
+    """Partitions whose times are known."""
+    entries_timed_max: int = 256
+    """Entries of each whose times are known."""
+    time_answers_kept_max: int = 4_096
+    records_walked_max: int = 200_000
+    """Records of a batch that are looked at: a third of a second of a thread."""
+
+    # Objects that are damaged: damage
+    damage_kept_max: int = 1_024
+
+    # Scans of all entries: entry_scan
+    chunks_per_turn: int = 16
+    """Index chunks that are gone through in one turn of the loop: about 250 entries."""
+    segments_per_turn: int = 250
+
+    # The writers of a log: writers
+    writers_kept_max: int = 16
+    """Entries of `writers` above which a commit looks for dead brokers to drop."""
+    dead_writers_look_every_s: float = 10.0
+    dead_writers_kept_max: int = 4_096
+
+
+DEFAULT_LIMITS: Final = LogLimits()
+
+assert DEFAULT_LIMITS.control_bytes_max > PRODUCERS_HOT_BYTES_MAX
+assert DEFAULT_LIMITS.pending_entries_max * 160 < DEFAULT_LIMITS.control_bytes_max, (
+    "a full ring of one-span entries fits the control record"
+)
+assert DEFAULT_LIMITS.inline_pending_bytes_max >= INLINE_BYTES_MAX, "a ring that was drained has room for what a commit carries"
+assert DEFAULT_LIMITS.control_bytes_max <= METADATA_VALUE_BYTES_MAX, "a control record is a legal value"
+assert DEFAULT_LIMITS.producer_page_bytes_max * 4 // 3 <= METADATA_VALUE_BYTES_MAX, "a page is a legal value"
+assert (
+    DEFAULT_LIMITS.control_bytes_max * 2
+    + DEFAULT_LIMITS.producer_pages_written_max * DEFAULT_LIMITS.producer_page_bytes_max
+    + DEFAULT_LIMITS.producers_per_commit_max * 300
+) <= DEFAULT_LIMITS.write_request_bytes_max, (
+    "a commit (chunk, pages and control) fits one request; where an estimate was too low, it is made smaller"
+)
