@@ -82,12 +82,12 @@ async def fsck(
             wrong.append(f"fsck: running maximum of timestamps: {partition} {source} expected={running_max}")
         following = source.last + 1
         try:
-            batches += await _batches_in(objects, partition, source)
-        except NotFound as error:
-            if control.log_state is LogState.DELETED:
+            try:
+                batches += await _batches_in(objects, partition, source)
+            except NotFound:
+                if control.log_state is not LogState.DELETED:
+                    raise
                 batches += await _batches_in(objects.deleted, partition, source)
-            else:
-                wrong.append(f"fsck: {partition} {source}: {error!r}")
         except (StorageError, ValueError) as error:
             wrong.append(f"fsck: {partition} {source}: {error!r}")
     if following != control.sequence_counter:
