@@ -21,7 +21,7 @@ from tests.simulation import (
 )
 
 SEEDS_MAX: Final = 300
-"""One in twelve seeds or more finds a common fault: five in a million million searches end here without it."""
+"""One seed in six, or more, finds a common fault (one in three finds most)."""
 SEEDS_OF_RARE_MAX: Final = 10_000
 FIRST_SEED_MAX: Final = 2**31
 
@@ -67,7 +67,6 @@ COMMON: Final = (
     WrongPart(wrong_brokers.acks_before_the_cas, "lost ack"),
     WrongPart(wrong_brokers.commits_before_the_upload, "fsck"),
     WrongPart(wrong_brokers.tells_ends_from_memory, "stale end"),
-    WrongPart(wrong_brokers.refuses_for_certain_after_sending, "dirty read"),
     WrongPart(wrong_brokers.serves_what_it_once_knew, theme="trimming"),
     WrongPart(wrong_log.drops_producers_without_spilling_them),
     WrongPart(wrong_log.takes_the_page_it_knows_for_the_one_that_is_named),
@@ -75,9 +74,6 @@ COMMON: Final = (
     WrongPart(wrong_log.puts_its_own_entry_beside_its_cas),
     WrongPart(wrong_log.numbers_every_commit_alike),
     WrongPart(wrong_log.keeps_the_bytes_of_what_it_has_answered),
-    WrongPart(wrong_log.counts_no_bytes_of_what_it_carries),
-    WrongPart(wrong_log.remembers_nobody_for_long),
-    WrongPart(wrong_log.sweeps_pages_that_a_newer_record_names, theme="spilling"),
     WrongPart(wrong_log.places_producers_by_the_pages_that_have_not_expired, theme="passing"),
     WrongPart(wrong_inline.leaves_the_bytes_behind_when_the_ring_leaves),
     WrongPart(wrong_inline.joins_a_commit_that_has_begun),
@@ -91,20 +87,24 @@ COMMON: Final = (
     WrongPart(wrong_merge.deletes_the_keys_of_its_sources_in_the_end, compactors=3, duties="merge"),
     WrongPart(wrong_collector.trusts_its_grace, compactors=2, duties="collect"),
     WrongPart(wrong_collector.forgets_what_is_pending, compactors=2, duties="collect"),
-    WrongPart(wrong_collector.counts_no_deletion, compactors=2, duties="collect"),
-    WrongPart(wrong_collector.counts_in_the_metadata_alone, compactors=2, duties="collect"),
     WrongPart(wrong_collector.keeps_nothing_that_was_accepted, compactors=2, duties="collect"),
-    WrongPart(wrong_purge.goes_by_a_list_of_topics, compactors=2, duties="purge"),
     WrongPart(wrong_purge.removes_the_tombstone_too, compactors=2, duties="purge"),
     WrongPart(wrong_retention.deletes_keys_by_their_base, compactors=2, duties="trim"),
     WrongPart(wrong_retention.deletes_keys_before_its_cas, compactors=2, duties="trim"),
     WrongPart(wrong_retention.deletes_all_that_is_old_wherever_it_lies, compactors=2, duties="trim"),
     WrongPart(wrong_retention.counts_what_goes_as_if_it_stayed, compactors=2, duties="trim"),
     WrongPart(wrong_retention.begins_the_log_in_the_middle_of_an_item, compactors=2, duties="trim"),
-    WrongPart(wrong_retention.empties_a_ring_that_is_in_no_index, compactors=2, duties="trim"),
     WrongPart(wrong_retention.puts_the_chunk_after_its_cas, compactors=2, duties="trim"),
 )
 RARE: Final = (
+    WrongPart(wrong_brokers.refuses_for_certain_after_sending, "dirty read"),
+    WrongPart(wrong_log.counts_no_bytes_of_what_it_carries),
+    WrongPart(wrong_log.remembers_nobody_for_long),
+    WrongPart(wrong_log.sweeps_pages_that_a_newer_record_names, theme="spilling"),
+    WrongPart(wrong_collector.counts_no_deletion, compactors=2, duties="collect"),
+    WrongPart(wrong_collector.counts_in_the_metadata_alone, compactors=2, duties="collect"),
+    WrongPart(wrong_purge.goes_by_a_list_of_topics, compactors=2, duties="purge"),
+    WrongPart(wrong_retention.empties_a_ring_that_is_in_no_index, compactors=2, duties="trim"),
     WrongPart(wrong_brokers.retries_what_is_unknown_as_new, "duplicate"),
     WrongPart(wrong_brokers.tells_ends_from_memory, "stale start"),
     WrongPart(wrong_brokers.drops_the_writers_of_the_living),
