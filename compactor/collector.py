@@ -23,6 +23,7 @@ from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.records import Records
 from compactor.references import References, read_control
 from runtime.clock import Clock
+from runtime.lru import LruCache
 from runtime.ulid import ulid_ms
 from storage.catalog.collections import (
     MISSING_MAX,
@@ -167,8 +168,7 @@ class Collector:
         self._policy = policy or CollectorPolicy()
         self._after: dict[str, str] = {}
         """Where the next cycle goes on, by prefix."""
-        self._live: dict[str, UnusedCandidate] = {}
-        self._live_slices = 0
+        self._live = LruCache[str, UnusedCandidate](REMEMBERED_SLICES_MAX, cost=lambda one: len(one.partitions))
         """Live WAL objects by name, the one seen last at the end: their headers never change."""
 
     async def cycle(self, report: CollectionReport, *, kinds: Collection[str] = KINDS, dry_run: bool = False) -> set[str]:
@@ -288,13 +288,10 @@ class Collector:
         """Keep the headers of live objects, of which each cycle finds most again; the oldest go first."""
         gone = {one.key for one in besides}
         for one in candidates:
-            known = self._live.pop(one.key, None)
-            self._live_slices -= 0 if known is None else len(known.partitions)
-            if one.key not in gone:
-                self._live[one.key] = one
-                self._live_slices += len(one.partitions)
-        while self._live_slices > REMEMBERED_SLICES_MAX:
-            self._live_slices -= len(self._live.pop(next(iter(self._live))).partitions)
+            if one.key in gone:
+                self._live.pop(one.key)
+            else:
+                self._live.put(one.key, one)
 
     async def _free(self, prefix: str, unseen: Sequence[UnusedCandidate], report: CollectionReport, *, dry_run: bool) -> None:
         """Delete what of `unseen` certainly nothing refers to."""
@@ -433,7 +430,7 @@ class Collector:
         return _sorted_out(candidates, seen, unsure, report)
 
     async def _of_wal(self, stat: ObjectStat) -> UnusedCandidate:
-        if (known := self._live.get(stat.key)) is not None and known.size_bytes == stat.size_bytes:
+        if (known := self._live.peek(stat.key)) is not None and known.size_bytes == stat.size_bytes:
             return known
         header = await self._header(stat)
         if stat.key != object_key(header.object_id):

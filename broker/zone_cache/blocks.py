@@ -13,7 +13,6 @@ Whatever another broker does, a read ends in the store's bytes or the store's er
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +25,7 @@ from broker.coordination.rendezvous import Candidate, rank_candidates
 from broker.zone_cache.wire import BlockRange
 from process.accepting import PEER_CONNECTIONS_MAX
 from runtime.clock import Clock
+from runtime.lru import LruCache
 from runtime.telemetry import Children, Metric, Telemetry
 from storage.cache.blocks import RangeSource
 from storage.cache.singleflight import SingleFlight
@@ -261,7 +261,7 @@ class ZoneBlocks:
         self._clock = clock
         self._left_alone = LeftAlone(limits, clock)
         self._places: dict[int, asyncio.Semaphore] = {}
-        self._distrusted: OrderedDict[str, float] = OrderedDict()
+        self._distrusted: LruCache[str, float] = LruCache(DISTRUSTED_MAX)
         self._said: set[tuple[int, str]] = set()
         self._requests = Children[AskOutcome, Counter](telemetry.counter(REQUESTS).labels)
 
@@ -279,15 +279,12 @@ class ZoneBlocks:
 
         One read does not end that, because others read other parts of the object meanwhile.
         """
-        self._distrusted.pop(key, None)
-        self._distrusted[key] = self._clock.monotonic_s() + DISTRUST_S
-        while len(self._distrusted) > DISTRUSTED_MAX:
-            self._distrusted.popitem(last=False)
+        self._distrusted.put(key, self._clock.monotonic_s() + DISTRUST_S)
 
     def _is_distrusted(self, key: str) -> bool:
-        until_s = self._distrusted.get(key)
+        until_s = self._distrusted.peek(key)
         if until_s is not None and self._clock.monotonic_s() >= until_s:
-            del self._distrusted[key]
+            self._distrusted.pop(key)
             return False
         return until_s is not None
 

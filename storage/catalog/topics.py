@@ -19,6 +19,7 @@ import structlog
 
 from runtime.clock import Clock
 from runtime.ids import Entropy, IdSource
+from runtime.lru import LruCache
 from runtime.telemetry import Metric, Telemetry
 from runtime.turns import ITEMS_DEFAULT, Turns
 from storage.catalog.gathering import SharedReads
@@ -90,7 +91,7 @@ class Topics:
         self._reads = SharedReads(self._read_names)
         self._id_reads = SharedReads(self._read_ids)
         self._scans = SharedReads(self._scan)
-        self._former: OrderedDict[TopicId, tuple[TopicId, ...]] = OrderedDict()
+        self._former: LruCache[TopicId, tuple[TopicId, ...]] = LruCache(FORMER_KEPT_MAX)
         self._former_reads = SharedReads(self._read_former)
         self._former_again_s = float("-inf")
         self._subscription = metadata.subscribe(self._changed, prefix=keys.TOPICS_PREFIX)
@@ -206,7 +207,7 @@ class Topics:
 
         A search reads the ids of all topics that there ever were, so it is followed by a pause. Without a search the answer is empty.
         """
-        known = self._former.get(topic_id)
+        known = self._former.peek(topic_id)
         if known is not None or self._clock.monotonic_s() < self._former_again_s:
             return known or ()
         return (await self._former_reads.ask([topic_id]))[topic_id]
@@ -431,9 +432,8 @@ class Topics:
         found: dict[TopicId, tuple[TopicId, ...]] = dict.fromkeys(topic_ids, ())
         for topic_id, name in names.items():
             newest = sorted(deleted[name], reverse=True)[:FORMER_MAX]
-            found[topic_id] = self._former[topic_id] = tuple([former for _, former in newest if former != topic_id])
-        while len(self._former) > FORMER_KEPT_MAX:
-            self._former.popitem(last=False)
+            found[topic_id] = tuple([former for _, former in newest if former != topic_id])
+            self._former.put(topic_id, found[topic_id])
         return found
 
     async def _remember_all(self, topics: Iterable[Topic | None], changes: int, asked_s: float) -> None:

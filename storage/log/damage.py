@@ -4,12 +4,12 @@ A read that meets damage is repeated once (storage/log/read.py). Damage found th
 that clients which keep asking cost neither GETs nor log lines.
 """
 
-from collections import OrderedDict
 from typing import Final, Literal
 
 import structlog
 
 from runtime.clock import Clock
+from runtime.lru import LruCache
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import Corrupt, StorageError
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
@@ -42,10 +42,9 @@ class Damage:
     """The damage that one broker's reads have met."""
 
     def __init__(self, *, clock: Clock, telemetry: Telemetry, limits: LogLimits = DEFAULT_LIMITS) -> None:
-        self._kept_max = limits.damage_kept_max
         self._clock = clock
-        self._confirmed: OrderedDict[tuple[PartitionId, int], tuple[float, str]] = OrderedDict()
-        self._told_s: OrderedDict[tuple[str, PartitionId], float] = OrderedDict()
+        self._confirmed: LruCache[tuple[PartitionId, int], tuple[float, str]] = LruCache(limits.damage_kept_max)
+        self._told_s: LruCache[tuple[str, PartitionId], float] = LruCache(limits.damage_kept_max)
         self._lines_since_s = -LINES_PER_S
         self._lines = self._untold = 0
         reads = telemetry.counter(CORRUPT_READS)
@@ -54,9 +53,9 @@ class Damage:
 
     def check(self, partition: PartitionId, offset: int) -> None:
         """Raise what the last reads of `offset` ended with, if it was damage, and not long ago."""
-        if not self._confirmed:
+        if not len(self._confirmed):
             return
-        known = self._confirmed.get((partition, offset))
+        known = self._confirmed.peek((partition, offset))
         if known is not None and self._clock.monotonic_s() < known[0]:
             raise Corrupt(known[1])
 
@@ -67,17 +66,14 @@ class Damage:
     def heal(self, partition: PartitionId, offset: int, *, key: str, first: StorageError) -> None:
         """The second read gave what was written."""
         self._healed.inc()
-        self._confirmed.pop((partition, offset), None)
+        self._confirmed.pop((partition, offset))
         if self._is_news(key, partition):
             untold = self._take_untold()
             _log.warning("data_healed", object=key, partition=str(partition), offset=offset, cause=str(first), **untold)
 
     def confirm(self, partition: PartitionId, offset: int, *, key: str, cause: Cause, what: str) -> None:
         """So did the second read: an operator has to look."""
-        self._confirmed[partition, offset] = self._clock.monotonic_s() + LOOK_AGAIN_S, what
-        self._confirmed.move_to_end((partition, offset))
-        while len(self._confirmed) > self._kept_max:
-            self._confirmed.popitem(last=False)
+        self._confirmed.put((partition, offset), (self._clock.monotonic_s() + LOOK_AGAIN_S, what))
         if self._is_news(key, partition):
             _log.error(
                 "data_missing" if cause == "missing" else "data_damaged",
@@ -97,7 +93,7 @@ class Damage:
 
     def _is_news(self, key: str, partition: PartitionId) -> bool:
         now_s = self._clock.monotonic_s()
-        told_s = self._told_s.get((key, partition))
+        told_s = self._told_s.peek((key, partition))
         if told_s is not None and now_s < told_s + TELL_AGAIN_S:
             return False
         if now_s >= self._lines_since_s + LINES_PER_S:
@@ -106,8 +102,5 @@ class Damage:
             self._untold += 1
             return False
         self._lines += 1
-        self._told_s[key, partition] = now_s
-        self._told_s.move_to_end((key, partition))
-        while len(self._told_s) > self._kept_max:
-            self._told_s.popitem(last=False)
+        self._told_s.put((key, partition), now_s)
         return True

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from runtime.clock import Clock
+from runtime.lru import LruCache
 from runtime.supervision import Nursery
 from storage.errors import StorageError, without_frames
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
@@ -19,29 +20,6 @@ from storage.log.segments import Elsewhere
 from storage.log.tail import BatchRun
 from storage.objects.requests import CAUSE
 from storage.vocabulary import PartitionId
-
-
-class Places:
-    """Offsets of partitions. The one that was noted longest ago is forgotten first."""
-
-    def __init__(self, *, kept_max: int) -> None:
-        self._kept_max = kept_max
-        self._places: OrderedDict[tuple[PartitionId, int], None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __contains__(self, place: tuple[PartitionId, int]) -> bool:
-        return place in self._places
-
-    def note(self, partition: PartitionId, offset: int) -> None:
-        self._places[partition, offset] = None
-        self._places.move_to_end((partition, offset))
-        while len(self._places) > self._kept_max:
-            self._places.popitem(last=False)
-
-    def drop(self, partition: PartitionId, offset: int) -> None:
-        self._places.pop((partition, offset), None)
 
 
 class Reads(Protocol):
@@ -112,9 +90,9 @@ class Flights:
         self._reads = reads
         self._nursery = nursery
         self._clock = clock
-        self._ends = Places(kept_max=limits.fetch_places_kept_max)
+        self._ends = LruCache[tuple[PartitionId, int], None](limits.fetch_places_kept_max)
         """Where fetches ended: one that begins there is in order."""
-        self._left = Places(kept_max=limits.fetch_places_kept_max)
+        self._left = LruCache[tuple[PartitionId, int], None](limits.fetch_places_kept_max)
         """Where fetches left a read that went on, and has ended."""
         self._flights: dict[tuple[PartitionLog, int, bool], Flight] = {}
         self._unattended: OrderedDict[Flight, int] = OrderedDict()
@@ -148,7 +126,7 @@ class Flights:
             is_in_order=(log.partition, offset) in self._ends,
         )
         if isinstance(run, BatchRun):
-            self._ends.note(log.partition, run.last + 1)
+            self._ends.put((log.partition, run.last + 1), None)
         return run
 
     def join(
@@ -176,7 +154,7 @@ class Flights:
             return
         flight.left_offset = max(flight.offset, goes_on_at)
         if goes_on_at > flight.offset:
-            self._ends.note(flight.log.partition, goes_on_at)
+            self._ends.put((flight.log.partition, goes_on_at), None)
         if flight.wakers:
             return
         self._unattended[flight] = flight.left_bytes
@@ -225,13 +203,13 @@ class Flights:
             flight.error = without_frames(error)
         finally:
             if flight.runs:
-                self._ends.note(log.partition, flight.end)
+                self._ends.put((log.partition, flight.end), None)
             flight.is_done = True
             del self._flights[log, flight.offset, at_least_one]
             if flight.wakers:
-                self._left.drop(log.partition, flight.offset)
+                self._left.pop((log.partition, flight.offset))
             else:
-                self._left.note(log.partition, flight.left_offset)
+                self._left.put((log.partition, flight.left_offset), None)
             self._attend(flight)
             for wake in flight.wakers:
                 wake()

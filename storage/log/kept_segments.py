@@ -1,7 +1,6 @@
 """Entries of segments that were read, bounded over all partitions."""
 
-from collections import OrderedDict
-
+from runtime.lru import LruCache
 from storage.formats.control import SegmentEntry
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.vocabulary import PartitionId
@@ -11,27 +10,24 @@ class KeptSegments:
     """The segment found longest ago is dropped first; the next reader fetches it again."""
 
     def __init__(self, *, limits: LogLimits = DEFAULT_LIMITS) -> None:
-        self._kept_max, self._partitions_kept_max = limits.segments_kept_max, limits.segment_partitions_kept_max
-        self._by_partition: OrderedDict[PartitionId, tuple[SegmentEntry, ...]] = OrderedDict()
+        self._kept_max = limits.segments_kept_max
+        self._by_partition: LruCache[PartitionId, tuple[SegmentEntry, ...]] = LruCache(limits.segment_partitions_kept_max)
 
     def __len__(self) -> int:
         """Partitions with a segment."""
         return len(self._by_partition)
 
     def find(self, partition: PartitionId, offset: int) -> SegmentEntry | None:
-        for segment in self._by_partition.get(partition, ()):
+        for segment in self._by_partition.peek(partition) or ():
             if segment.base <= offset <= segment.last:
                 return segment
         return None
 
     def add(self, partition: PartitionId, segment: SegmentEntry) -> None:
         """In place of those whose offsets it holds: readers do not go back behind a merge."""
-        others = [kept for kept in self._by_partition.get(partition, ()) if kept.base < segment.base or segment.last < kept.last]
-        self._by_partition[partition] = (segment, *others)[: self._kept_max]
-        self._by_partition.move_to_end(partition)
-        while len(self._by_partition) > self._partitions_kept_max:
-            self._by_partition.popitem(last=False)
+        others = [kept for kept in self._by_partition.peek(partition) or () if kept.base < segment.base or segment.last < kept.last]
+        self._by_partition.put(partition, (segment, *others)[: self._kept_max])
 
     def drop(self, partition: PartitionId) -> None:
         """All of its segments: something read by them was not there."""
-        self._by_partition.pop(partition, None)
+        self._by_partition.pop(partition)

@@ -5,11 +5,11 @@ is named is either replaced since, or the read was answered by a deposed leader:
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from runtime.clock import Clock
+from runtime.lru import LruCache
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import StorageError, Unavailable
 from storage.formats.control import Control, ProducerState, decode_page
@@ -31,7 +31,7 @@ class PageStore:
         self._timeout_s = limits.producer_pages_timeout_s
         self._metadata = metadata
         self._clock = clock
-        self._cached: OrderedDict[str, Mapping[int, ProducerState]] = OrderedDict()
+        self._cached: LruCache[str, Mapping[int, ProducerState]] = LruCache(limits.producer_pages_cached_max)
         self._written = telemetry.counter(WRITTEN)
         self._read = telemetry.counter(READ)
         self._swept = telemetry.counter(SWEPT)
@@ -46,12 +46,12 @@ class PageStore:
         missing: list[str] = []
         for name in pages_needed(control, commit.batches, self._limits):
             path = commit.log.keys.producer_page(name).path
-            page = had.get(name) or self._cached.get(path)
+            page = had.get(name) or self._cached.peek(path)
             if page is None:
                 missing.append(name)
             else:
                 found[name] = page
-                self._keep(path, page)
+                self._cached.put(path, page)
         commit.pages = found
         return missing
 
@@ -78,13 +78,13 @@ class PageStore:
                 commit.unreadable = error
                 continue
             commit.pages = {**commit.pages, name: page}
-            self._keep(record.path, page)
+            self._cached.put(record.path, page)
 
     def note_written(self, log: PartitionLog, pages: Sequence[NewPage]) -> None:
         """They are named by a control record that was applied."""
         self._written.inc(len(pages))
         for new in pages:
-            self._keep(log.keys.producer_page(new.name).path, new.page.producers)
+            self._cached.put(log.keys.producer_page(new.name).path, new.page.producers)
 
     def is_sweep_due(self, log: PartitionLog) -> bool:
         """True once at intervals: then the caller runs `sweep`."""
@@ -107,9 +107,3 @@ class PageStore:
                     self._swept.inc(len(part))
         except (Unavailable, TimeoutError):
             return  # garbage harms nobody: the next sweep finds it
-
-    def _keep(self, path: str, page: Mapping[int, ProducerState]) -> None:
-        self._cached[path] = page
-        self._cached.move_to_end(path)
-        while len(self._cached) > self._limits.producer_pages_cached_max:
-            self._cached.popitem(last=False)

@@ -7,13 +7,13 @@ cache, the control record is read again, and so is the object. Only what is dama
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
 
 from runtime.clock import Clock
+from runtime.lru import LruCache
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.cache.blocks import BlockCache, RangeSource
@@ -45,32 +45,6 @@ class ReadPlace(NamedTuple):
     entry_base: int
     span: int
     position: int
-
-
-class ReadPlaces:
-    """Where reads ended, by the offset that comes next: a reader that goes on from there skips what comes before it in its entry.
-
-    The place that was noted longest ago is forgotten first.
-    """
-
-    def __init__(self, *, kept_max: int) -> None:
-        self._kept_max = kept_max
-        self._places: OrderedDict[tuple[PartitionId, int], ReadPlace] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def find(self, partition: PartitionId, offset: int) -> ReadPlace | None:
-        return self._places.get((partition, offset))
-
-    def add(self, partition: PartitionId, offset: int, place: ReadPlace) -> None:
-        self._places[partition, offset] = place
-        self._places.move_to_end((partition, offset))
-        while len(self._places) > self._kept_max:
-            self._places.popitem(last=False)
-
-    def drop(self, partition: PartitionId, offset: int) -> None:
-        self._places.pop((partition, offset), None)
 
 
 class _Where(NamedTuple):
@@ -119,7 +93,8 @@ class Reader:
         self._blocks = blocks
         self._control_reads = control_reads
         self._damage = damage
-        self._places = ReadPlaces(kept_max=limits.read_places_kept_max)
+        self._places = LruCache[tuple[PartitionId, int], ReadPlace](limits.read_places_kept_max)
+        """Where reads ended, by the offset that comes next: a reader that goes on from there skips what comes before it in its entry."""
         self._nursery = nursery
         self._read_ahead = ReadAhead(blocks, clock=clock, nursery=nursery, telemetry=telemetry, limits=limits)
         self._entries_ahead = EntriesAhead(blocks, self._read_ahead, clock=clock, limits=limits)
@@ -216,7 +191,7 @@ class Reader:
     async def _find_again(self, log: PartitionLog, source: EntrySource, offset: int) -> EntrySource:
         """What holds `offset` by now, when a read gave what was not written: compaction or retention may have moved on."""
         self._index.drop(log)
-        self._places.drop(log.partition, offset)
+        self._places.pop((log.partition, offset))
         if isinstance(source, SegmentEntry):
             self.segments.drop(source.object_id)
         await self._control_reads.refresh([log])
@@ -290,7 +265,7 @@ class Reader:
     async def _read(self, log: PartitionLog, entry: Entry, spans: Spans, offset: int, terms: _Terms) -> BatchRun | None:
         bytes_max = terms.bytes_max
         key = object_key(entry.object_id)
-        span, position, base = _start(self._places.find(log.partition, offset), entry, offset)
+        span, position, base = _start(self._places.peek((log.partition, offset)), entry, offset)
         window_bytes = max(self._limits.read_window_bytes_min, bytes_max)
         views: list[memoryview] = []
         try:
@@ -319,7 +294,7 @@ class Reader:
                     return None
                 if found.starts:
                     run, end_position = stamp(views, found, where, entry, join_below_bytes=self._limits.join_below_bytes)
-                    self._places.add(log.partition, run.last + 1, ReadPlace(entry.base, span, position + end_position))
+                    self._places.put((log.partition, run.last + 1), ReadPlace(entry.base, span, position + end_position))
                     return run
                 if found.missing_bytes and position + window_size >= span_end:
                     raise Corrupt(f"a batch ends outside its slice: {where} missing_bytes={found.missing_bytes}")

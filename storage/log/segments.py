@@ -1,10 +1,10 @@
 """Reading segments: offset → block (footer) → window of whole blocks → checksum → batches as they lie there, which have their offsets."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
+from runtime.lru import LruCache
 from storage.cache.blocks import BlockCache, RangeSource
 from storage.cache.singleflight import SingleFlight
 from storage.errors import Corrupt
@@ -61,8 +61,7 @@ class SegmentReader:
         self._objects = objects
         self._blocks = blocks
         self._read_ahead = read_ahead
-        self._footers: OrderedDict[ObjectId, SegmentFooter] = OrderedDict()
-        self._footers_bytes = 0
+        self._footers: LruCache[ObjectId, SegmentFooter] = LruCache(limits.footers_bytes_max, cost=_memory_bytes)
         self._reading: SingleFlight[ObjectId, SegmentFooter] = SingleFlight()
 
     async def read(
@@ -100,7 +99,7 @@ class SegmentReader:
         self, partition: PartitionId, entry: SegmentEntry, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool
     ) -> BatchRun | Elsewhere | None:
         """As `read`, of what is in memory. What is damaged there is for `read` to find, and to tell."""
-        footer = self._kept_footer(entry)
+        footer = self._footers.get(entry.object_id)
         stretch = None if footer is None else _stretch(partition, entry, footer, offset, bytes_max)
         views = None if stretch is None else self._blocks.read_here(stretch.key, stretch.begin, stretch.end)
         if stretch is None or views is None:
@@ -146,20 +145,12 @@ class SegmentReader:
 
     async def footer(self, partition: PartitionId, entry: SegmentEntry) -> SegmentFooter:
         """Raises as `read` does."""
-        kept = self._kept_footer(entry)
-        return kept if kept is not None else await self._reading.run(entry.object_id, lambda: self._read_footer(partition, entry))
-
-    def _kept_footer(self, entry: SegmentEntry) -> SegmentFooter | None:
         kept = self._footers.get(entry.object_id)
-        if kept is not None:
-            self._footers.move_to_end(entry.object_id)
-        return kept
+        return kept if kept is not None else await self._reading.run(entry.object_id, lambda: self._read_footer(partition, entry))
 
     def drop(self, object_id: ObjectId) -> None:
         """Read the footer again: what was read by it was not there."""
-        footer = self._footers.pop(object_id, None)
-        if footer is not None:
-            self._footers_bytes -= _memory_bytes(footer)
+        self._footers.pop(object_id)
 
     async def _read_footer(self, partition: PartitionId, entry: SegmentEntry) -> SegmentFooter:
         key, size_bytes = segment_key(partition, entry.object_id), entry.size_bytes
@@ -179,12 +170,7 @@ class SegmentReader:
         except Corrupt:
             self._blocks.drop_damaged(key, views)
             raise
-        self.drop(entry.object_id)
-        self._footers[entry.object_id] = footer
-        self._footers_bytes += _memory_bytes(footer)
-        while self._footers_bytes > self._limits.footers_bytes_max:
-            _, oldest = self._footers.popitem(last=False)
-            self._footers_bytes -= _memory_bytes(oldest)
+        self._footers.put(entry.object_id, footer)
         return footer
 
     async def _read_end(self, key: str, size_bytes: int, wanted_bytes: int) -> list[memoryview]:

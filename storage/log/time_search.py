@@ -10,12 +10,12 @@ walked off the event loop, a bounded number of each batch.
 
 import asyncio
 import contextlib
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
 
 from runtime.blocking import Blocking
+from runtime.lru import LruCache
 from storage.cache.singleflight import SingleFlight
 from storage.errors import Corrupt, EndsEarly, NotFound, OffsetOutOfRange, Unavailable
 from storage.formats.control import Control, EntrySource, SegmentEntry
@@ -71,8 +71,8 @@ class TimeSearch:
         self._metadata = metadata
         self._walking = walking
         self._scans = asyncio.Semaphore(SCANS_AT_ONCE)
-        self._times: OrderedDict[PartitionId, tuple[EntryTimes, asyncio.Lock]] = OrderedDict()
-        self._answers: OrderedDict[_Question, TimestampedOffset | None] = OrderedDict()
+        self._times: LruCache[PartitionId, tuple[EntryTimes, asyncio.Lock]] = LruCache(limits.logs_timed_max)
+        self._answers: LruCache[_Question, tuple[TimestampedOffset | None]] = LruCache(limits.time_answers_kept_max)
         self._asking: SingleFlight[_Question, TimestampedOffset | None] = SingleFlight()
 
     async def first_at_or_after(self, partition: PartitionId, timestamp_ms: int) -> TimestampedOffset | None:
@@ -218,10 +218,8 @@ class TimeSearch:
         """What is known of the entries from `offset` on, which begins one, up to the end that `control` says."""
         found = self._times.get(log.partition)
         if found is None:
-            found = self._times[log.partition] = EntryTimes(offset, kept_max=self._limits.entries_timed_max), asyncio.Lock()
-        self._times.move_to_end(log.partition)
-        while len(self._times) > self._limits.logs_timed_max:
-            self._times.popitem(last=False)
+            found = EntryTimes(offset, kept_max=self._limits.entries_timed_max), asyncio.Lock()
+            self._times.put(log.partition, found)
         times, lock = found
         async with lock:  # a question from before a trim must not meet one from after it
             times.trim(offset)
@@ -344,12 +342,10 @@ class TimeSearch:
         return await self._walking.run(call)
 
     async def _remembered(self, question: _Question, search: Callable[[], Awaitable[TimestampedOffset | None]]) -> TimestampedOffset | None:
-        if question in self._answers:
-            self._answers.move_to_end(question)
-            return self._answers[question]
-        found = self._answers[question] = await self._asking.run(question, search)
-        while len(self._answers) > self._limits.time_answers_kept_max:
-            self._answers.popitem(last=False)
+        if (known := self._answers.get(question)) is not None:
+            return known[0]
+        found = await self._asking.run(question, search)
+        self._answers.put(question, (found,))
         return found
 
 

@@ -8,7 +8,6 @@ A broker puts its own WAL objects there, too, once their commits are applied (I8
 
 import asyncio
 import errno
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, pairwise, repeat
@@ -19,6 +18,7 @@ from prometheus_client import Counter
 
 from runtime.blocking import Blocking
 from runtime.clock import Clock
+from runtime.lru import LruCache
 from runtime.supervision import Nursery
 from runtime.telemetry import Children, Metric, Telemetry
 from storage.cache.blocks import RangeSource
@@ -138,7 +138,7 @@ class SharedBlocks:
         self._fills = fills
         self._asking = 0
         self._putting_bytes = 0
-        self._distrusted: OrderedDict[str, None] = OrderedDict()
+        self._distrusted: LruCache[str, None] = LruCache(DISTRUSTED_MAX)
         self._said: set[str] = set()
         requests, puts = telemetry.counter(REQUESTS), telemetry.counter(PUTS)
         self._requests = Children[str, Counter](requests.labels)
@@ -169,9 +169,7 @@ class SharedBlocks:
 
     def distrust(self, key: str) -> None:
         """What was read of an object is not what was written, though its files are as they were put: the next read asks the store."""
-        self._distrusted[key] = None
-        while len(self._distrusted) > DISTRUSTED_MAX:
-            self._distrusted.popitem(last=False)
+        self._distrusted.put(key, None)
 
     def committing(self, key: str, parts: Sequence[Buffer], *, commits: int) -> CommittedObject | None:
         """A WAL object of this broker, of which nothing is kept before all its `commits` are applied. None if it would have no room."""
@@ -204,7 +202,7 @@ class SharedBlocks:
 
     async def _get(self, name: str, key: str, start: int, end: int, *, part_bytes: int) -> Sequence[Buffer]:
         if key in self._distrusted:
-            del self._distrusted[key]
+            self._distrusted.pop(key)
             await self._ask(partial(self._folder.forget, name))
             # Also where the folder keeps it: its files may be another user's.
             self._requests["miss"].inc()

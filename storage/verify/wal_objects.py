@@ -1,11 +1,11 @@
 """WAL objects against the entries that name them."""
 
 import struct
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from runtime.lru import LruCache
 from storage.cache.singleflight import SingleFlight
 from storage.errors import Corrupt, EndsEarly, IncompatibleFormat, StorageError, without_frames
 from storage.formats.control import Entry, Spans
@@ -37,24 +37,19 @@ class WalHeads:
 
     def __init__(self, reading: StoreReading) -> None:
         self._reading = reading
-        self._kept: OrderedDict[ObjectId, WalHead] = OrderedDict()
-        self._slices = 0
+        self._kept: LruCache[ObjectId, WalHead] = LruCache(reading.limits.slices_kept_max, cost=_slices_of)
         self._reads: SingleFlight[ObjectId, WalHead] = SingleFlight()
 
     async def get(self, object_id: ObjectId) -> WalHead:
         """Raise `NotFound` if there is no such object."""
         kept = self._kept.get(object_id)
         if kept is not None:
-            self._kept.move_to_end(object_id)
             return kept
         return await self._reads.run(object_id, lambda: self._read(object_id))
 
     async def _read(self, object_id: ObjectId) -> WalHead:
         head = await read_head(self._reading, object_key(object_id))
-        self._kept[object_id] = head
-        self._slices += _slices_of(head)
-        while self._slices > self._reading.limits.slices_kept_max and len(self._kept) > 1:
-            self._slices -= _slices_of(self._kept.popitem(last=False)[1])
+        self._kept.put(object_id, head)
         return head
 
 

@@ -14,6 +14,7 @@ from broker.handling.context import BrokerParts
 from broker.handling.errors import error_code_of
 from broker.handling.partition_bounds import LEADER_EPOCH
 from broker.protocol.repeated_list_offsets import AskedEnd, RepeatedRequest, correlation_id_of, repeated_key
+from runtime.lru import LruCache
 from storage.errors import NotFound, StorageError
 from storage.limits import KIB
 from storage.vocabulary import PartitionId
@@ -27,20 +28,17 @@ class RepeatedListOffsets:
     def __init__(self, parts: BrokerParts) -> None:
         self._topics = parts.topics
         self._bounds = parts.bounds
-        self._known: dict[bytes, RepeatedRequest] = {}
+        self._known: LruCache[bytes, RepeatedRequest] = LruCache(KNOWN_MAX)
 
     def find(self, frame: memoryview) -> RepeatedRequest | None:
         """None unless it was learned."""
-        return self._known.get(repeated_key(frame)) if len(frame) <= REQUEST_BYTES_MAX else None
+        return self._known.peek(repeated_key(frame)) if len(frame) <= REQUEST_BYTES_MAX else None
 
     def learn(self, version: int, frame: memoryview, body: ListOffsetsRequest, client_id: str | None) -> None:
         """Remember a request that was answered, if it has the right shape. The oldest makes room."""
         if len(frame) > REQUEST_BYTES_MAX or (request := RepeatedRequest.of(version, body, client_id)) is None:
             return
-        key = repeated_key(frame)
-        if key not in self._known and len(self._known) >= KNOWN_MAX:
-            del self._known[next(iter(self._known))]
-        self._known[key] = request
+        self._known.put(repeated_key(frame), request)
 
     async def answer(self, requests: Sequence[RepeatedRequest]) -> dict[RepeatedRequest, list[int | ErrorCode]]:
         """The answers to each of `requests`. Left out is one of which a topic is not in the cache, or a partition seems not to exist: it

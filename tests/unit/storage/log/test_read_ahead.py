@@ -18,7 +18,6 @@ from storage.errors import Unavailable
 from storage.formats.control import SegmentEntry
 from storage.formats.segment import segment_key
 from storage.limits import MIB
-from storage.log.flights import Places
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.read_ahead import FRONT_KEPT_S, Fronts, ReadAhead
 from tests.kit.by_ranges import PartsByRange
@@ -502,15 +501,6 @@ async def test_the_segments_of_consumers_in_order_are_remembered_up_to_a_bound()
 
     fronts.note("3", 0)
     assert (len(fronts), fronts.bytes) == (2, 12 + 14)
-
-
-def test_ends_of_fetches_are_remembered_up_to_a_bound() -> None:
-    places = Places(kept_max=3)
-    for offset in (1, 2, 3, 1, 4):
-        places.note(PARTITION, offset)
-
-    assert len(places) == 3
-    assert [(PARTITION, offset) in places for offset in (1, 2, 3, 4)] == [True, False, True, True]
 
 
 @pytest.mark.parametrize(("cache_blocks", "gets"), [(7, 0), (8, 1)])
