@@ -52,7 +52,7 @@ def test_the_guesses_do_take_claims_from_brokers_that_live() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("guesses", [0.0, *GUESSES])
-@pytest.mark.parametrize("first", range(1_001, 3_001, 100))
+@pytest.mark.parametrize("first", [1_001, *(pytest.param(first, marks=pytest.mark.long) for first in range(1_101, 3_001, 100))])
 def test_many_more_seeds_find_nothing_wrong(first: int, guesses: float) -> None:
     reports = {seed: run_seed(seed, "harsh", guesses=guesses) for seed in range(first, first + 100)}
     wrong = {seed: report.violations[:5] for seed, report in reports.items() if report.violations}

@@ -74,7 +74,9 @@ async def test_headers_name_object_and_partitions() -> None:
         assert [one.partition for one in header.slices] == two_of_seven(number)
 
 
-@pytest.mark.parametrize("count", [60_000, pytest.param(10_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize(
+    "count", [60_000, pytest.param(10_000_000, marks=[pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3_600)])]
+)
 async def test_any_number_of_objects_takes_a_bit_of_memory_each(count: int) -> None:
     store = endless(count, every_ms=30)
     batch: list[str] = []
