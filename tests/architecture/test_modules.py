@@ -50,6 +50,7 @@ def test_runtime_stays_what_its_name_says() -> None:
         "log_fields",
         "log_lines",
         "logs",
+        "lru",
         "supervision",
         "telemetry",
         "turns",

@@ -262,7 +262,7 @@ async def test_footers_beyond_the_memory_for_them_are_read_again() -> None:
         kept = broker.parts.reader.segments
 
         assert len(kept._footers) == 2
-        assert kept._footers_bytes <= limits.footers_bytes_max
+        assert kept._footers.total_cost <= limits.footers_bytes_max
 
 
 async def test_an_entry_that_contradicts_its_segment_is_damage() -> None:
