@@ -173,7 +173,7 @@ def quantile_of(after: Mapping[str, float], before: Mapping[str, float], name: s
 
 
 def mean_of(after: Mapping[str, float], before: Mapping[str, float], name: str, labels: str) -> float | None:
-    """What a histogram's sum and count say, exactly."""
+    """Return the exact mean of a histogram, from its sum and its count; None if nothing was observed."""
     total, count = (after.get(series, 0.0) - before.get(series, 0.0) for series in (f"{name}_sum{{{labels}}}", f"{name}_count{{{labels}}}"))
     return total / count if count else None
 

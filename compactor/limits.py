@@ -25,7 +25,7 @@ class CompactorLimits:
     inline_bytes_many: int = 16 * KIB
     """From here on entries with records of their own are due at a sixth of the usual age."""
     inline_bytes_read_max: int = 1 * MIB
-    """What entries of one segment carry, and a page more: it stays in memory until the segment is made, and no spool takes it."""
+    """Inline batches of one segment, and a page more. They stay in memory until the segment is made; no spool takes them."""
     slice_read_bytes_max: int = 8 * MIB
     """Slices that are read from the spool at a time, beside the segment that is made of them."""
 

@@ -1,4 +1,4 @@
-"""A cache of bounded cost: the one that all memories of this program use which forget what was used longest ago."""
+"""A cache of bounded cost that drops the entries used longest ago."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator

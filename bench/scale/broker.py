@@ -40,7 +40,7 @@ class RefusedBatch(Exception):
 
 
 WITHOUT_RESERVES: Final = LogLimits(larger_commits_kept_max=1)
-"""What a broker keeps for a pause of its partitions is spent within seconds of a steady load, and a run is shorter than that."""
+"""A steady load spends within seconds the larger commits that a broker keeps for a pause. A run is too short for that."""
 
 
 class ScaledBroker:

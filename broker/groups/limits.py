@@ -35,7 +35,7 @@ class GroupLimits:
 
     # StoredGroup.
     offsets_max: int = 100_000
-    """Offsets of one group: they are in memory while it is loaded, and written anew whenever it is taken over."""
+    """Offsets of one group: they are in memory while it is loaded, and each takeover writes them again."""
     topics_named_max: int = 256
     """Topics with offsets that a group's record names; records beside it name more."""
     topics_page_max: int = 1_000
