@@ -10,9 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from storage.formats.control import Control, IndexChunk, LogState
-from storage.log.decide import FORGOTTEN_AFTER
+from storage.log.decide import FORGOTTEN_AFTER, drained
 from storage.log.producer_pages import forget_expired
-from storage.log.ring import drained
 from storage.log.trim import decide_trim
 
 

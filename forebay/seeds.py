@@ -29,7 +29,7 @@ FEATURES: Final = (
     SeedFeature(LOG, "batching by size", "storage.flush_bytes"),
     SeedFeature(LOG, "batching by time", "storage.flush_interval"),
     SeedFeature(LOG, "order by compare-and-set", "storage/log/commit.py"),
-    SeedFeature(LOG, "recovery of commits without an answer", "storage/log/unknown.py"),
+    SeedFeature(LOG, "recovery of commits without an answer", "storage/log/decide.py"),
     SeedFeature(LOG, "sparse index", "storage/log/index.py"),
     SeedFeature(LOG, "look-up by ceiling", "storage/metadata/port.py"),
     SeedFeature(LOG, "scan of entries", "storage/log/entry_scan.py"),

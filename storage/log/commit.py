@@ -22,7 +22,20 @@ from storage.formats.control import Control, encode
 from storage.limits import WRITE_REQUEST_OPS_MAX
 from storage.log.batch import Appended, AppendedBefore, Batch
 from storage.log.control_reads import ControlReads
-from storage.log.decide import NOBODY, PRODUCER_EXPIRATION_MS, Decision, Outcome, Verdict, Writer, decide
+from storage.log.decide import (
+    NOBODY,
+    PRODUCER_EXPIRATION_MS,
+    Decision,
+    Fate,
+    Found,
+    Outcome,
+    UnknownAttempts,
+    Verdict,
+    Writer,
+    decide,
+    fate_of,
+    one_more,
+)
 from storage.log.index_chunks import put_chunk
 from storage.log.lane import Commit, Losses, carry, leave, note_applied, note_conflict, note_full, refuse_behind, release, take
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
@@ -32,7 +45,6 @@ from storage.log.producer_pages import fitting
 from storage.log.refusals import refusal
 from storage.log.seen import NEVER_S
 from storage.log.tail import TailCache
-from storage.log.unknown import Fate, Found, UnknownAttempts, fate_of, one_more
 from storage.log.unknown_producers import UnknownProducers, proved_for
 from storage.log.writers import BrokerEpoch, DeadWriters
 from storage.metadata.port import ABSENT, Applied, Delete, MetadataStore, NotApplied, Put, Status, Unknown, WriteOp, WriteOutcome
@@ -267,7 +279,7 @@ class Committer:
         return self._decide(commit, seen.control, is_fresh=is_fresh)
 
     def _settle(self, commit: Commit, unknown: UnknownAttempts, control: Control) -> Send | CommitStep:
-        """What a read says of attempts without an answer: the table of storage/log/unknown.py."""
+        """What a read says of attempts without an answer: the table of storage/log/decide.py."""
         log = commit.log
         fate = fate_of(
             control,

@@ -1,7 +1,8 @@
 """The decision of a commit, pure: what becomes of each batch and of the control record (docs/design/commit.md, I7).
 
-Everything that may refuse or deduplicate a batch is here and is computed anew on every attempt from the control record that the attempt's
-CAS names. Rules for producers with sequences are Kafka's (KIP-98 and the idempotent producer of 1.0: the last five batches are remembered).
+`decide` refuses or deduplicates batches. It computes everything again on every attempt, from the control record that the attempt's CAS
+names. Rules for producers with sequences are Kafka's (KIP-98 and the idempotent producer of 1.0: the last five batches are remembered).
+`drained` empties the ring of pending entries, and `fate_of` says what became of a commit whose last attempt had no answer.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,21 +12,11 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from storage.formats.control import (
-    Control,
-    Entry,
-    IndexChunk,
-    LogState,
-    ProducerBatch,
-    ProducerState,
-    WriterEntry,
-    inline_bytes,
-)
+from storage.formats.control import Control, Entry, IndexChunk, LogState, ProducerBatch, ProducerState, WriterEntry, inline_bytes
 from storage.limits import PRODUCER_BATCHES_KEPT, SEQUENCE_MAX
 from storage.log.limits import LogLimits
 from storage.log.producer_pages import NO_PAGES, NewPage, Pages, find, has_no_room, has_room, is_expired, make_room, page_name
-from storage.log.ring import drained
-from storage.log.strangers import PermittedStart
+from storage.log.producers import PermittedStart
 from storage.recordbatch import NO_PRODUCER
 from storage.vocabulary import ObjectId
 
@@ -35,6 +26,22 @@ FORGOTTEN_AFTER = 2
 """Times the expiration: until then an expired producer's state stays, and shows whether its next batch goes on from its last one."""
 NONE_LOST: Mapping[int, int] = MappingProxyType({})
 NOBODY: Mapping[int, PermittedStart] = MappingProxyType({})
+
+
+def drained(control: Control) -> IndexChunk:
+    """All that `control` has pending, which must be something, as ONE index chunk (docs/design/commit.md, I3).
+
+    The chunk may be put whatever becomes of the CAS beside it.
+
+    A commit drains a full ring, upkeep one to which nobody appends. Both make the same chunk, because a ring only grows at its end until it
+    leaves: two chunks whose last entries are the same are equal, and a shorter chunk of the same ring begins where the longer one does. So
+    of all chunks of a ring, whoever put them and whenever they arrive, the one with the lowest key at or above an offset holds it:
+
+        ring a b c … an idle drain reads it … a commit adds d … the CAS of the drain fails, its chunk lands: index/c has a b c
+                   … a commit drains a b c d: index/d has a b c d     an offset of b: index/c     an offset of d: index/d
+    """
+    assert control.pending, "an empty ring leaves no chunk"
+    return IndexChunk(entries=control.pending)
 
 
 class CandidateBatch(Protocol):
@@ -279,3 +286,66 @@ def _after(known: ProducerState | None, claim: CandidateBatch, base_offset: int,
     if known is None or known.epoch != claim.producer_epoch:
         return ProducerState(claim.producer_epoch, (batch,))
     return ProducerState(known.epoch, (*known.batches[1 - PRODUCER_BATCHES_KEPT :], batch), known.txn_first_offset)
+
+
+class UnknownAttempts(NamedTuple):
+    """The attempts of one commit that had no answer, while any of them may have been applied, or may yet be."""
+
+    version: int
+    """What the last of them expected."""
+    decisions: tuple[tuple[int, Decision], ...]
+    """What each of them sent, by its number: the verdicts of the one that was applied count."""
+
+    def decision(self, attempt: int) -> Decision:
+        return dict(self.decisions)[attempt]
+
+
+def one_more(before: UnknownAttempts | None, attempt: int, decision: Decision, *, version: int) -> UnknownAttempts:
+    """Earlier attempts may still be the one that was applied."""
+    return UnknownAttempts(version, (*(before.decisions if before is not None else ()), (attempt, decision)))
+
+
+class Found(NamedTuple):
+    """It was applied, by this attempt."""
+
+    attempt: int
+
+
+class Fate(Enum):
+    UNDECIDED = auto()
+    FAILED = auto()
+    NEVER_KNOWN = auto()
+
+
+def fate_of(control: Control, version: int, *, epoch: int, commit_seq: int, sent_version: int, may_be_dropped: bool) -> Found | Fate:
+    """The fate of attempts without an answer, from the control record as read since.
+
+    `sent_version` is what the attempt expected. `may_be_dropped`: an entry of `epoch` may have been removed from `writers`.
+    docs/design/commit.md#unknown-outcomes says why this is all that can be known.
+
+        the record read since                      fate         clients wait                  given up
+        ──────────────────────────────────────────────────────────────────────────────────────────────
+        writers[epoch] names our commit_seq        Found        answer as that attempt says   end
+        the version is the one that was sent       UNDECIDED    send again                    bury
+        the version moved, our entry may be gone   NEVER_KNOWN  answer REQUEST_TIMED_OUT      end
+        the version moved otherwise                FAILED       decide again                  end
+
+    A CAS names a version, and versions are never reused: an attempt at a version that is gone can never apply.
+
+    Why `writers` is asked first, whatever the version, and again after a conflict (F-conflict):
+
+        attempt 1 at version 7 … no answer … a read finds 7: undecided … attempt 1 lands: 8 … attempt 2 at 7: conflict, with ourselves
+
+    Why an absent entry proves nothing if it may have been dropped (F-absent):
+
+        attempt 1 lands, no answer … our session ends … another broker sees us gone and drops writers[epoch] … a read finds no entry
+
+    It was never there only if our registration certainly exists, and no commit of this lane was applied under our epoch before: that one
+    left an entry, so whoever finds none knows that somebody drops ours.
+    """
+    entry = control.writers.get(epoch)
+    if entry is not None and entry.commit_seq == commit_seq:
+        return Found(entry.attempt)
+    if version == sent_version:
+        return Fate.UNDECIDED
+    return Fate.NEVER_KNOWN if entry is None and may_be_dropped else Fate.FAILED

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from storage.errors import StorageError
 from storage.log.batch import Batch
+from storage.log.decide import UnknownAttempts
 from storage.log.producer_pages import NO_PAGES, Pages
-from storage.log.strangers import PermittedStart
-from storage.log.unknown import UnknownAttempts
+from storage.log.producers import PermittedStart
 from storage.log.writers import BrokerEpoch
 from storage.objects.shared_blocks import CommittedObject
 from storage.vocabulary import ObjectId, PartitionId
@@ -106,7 +106,7 @@ class Commit:
 
     All attempts carry the same batches under one `commit_seq`, unless every attempt before is known to have failed. `unknown`: attempts had
     no answer, so every later read of the control record is asked for our number first, until one shows that none can apply any more
-    (storage/log/unknown.py). `is_sent`: an attempt is on its way. `is_given_up`: the clients were answered; what is left is to make sure
+    (storage/log/decide.py). `is_sent`: an attempt is on its way. `is_given_up`: the clients were answered; what is left is to make sure
     that no attempt can still land.
     """
 

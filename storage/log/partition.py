@@ -8,10 +8,8 @@ from runtime.telemetry import Metric, Telemetry
 from storage.formats.control import Control, LogState, control_bytes
 from storage.log.lane import Lane
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
-from storage.log.lost import LostBatches
-from storage.log.producer_memory import ProducerMemory
+from storage.log.producers import AllStrangers, LostBatches, ProducerMemory
 from storage.log.seen import NEVER_S, SeenControl
-from storage.log.strangers import AllStrangers
 from storage.log.tail import Readers
 from storage.log.traffic import TopicTraffic, Traffic
 from storage.metadata.keys import PartitionKeys

@@ -18,7 +18,7 @@ from storage.log.decide import FORGOTTEN_AFTER, follows
 from storage.log.lane import Commit
 from storage.log.partition import PartitionLog
 from storage.log.producer_pages import find, is_expired
-from storage.log.strangers import PermittedStart
+from storage.log.producers import PermittedStart
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import MetadataStore
 from storage.vocabulary import TopicId

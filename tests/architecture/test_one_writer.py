@@ -9,7 +9,7 @@ import pytest
 
 from storage.log.lane import Lane
 from storage.log.partition import PartitionLog
-from storage.log.producer_memory import ProducerMemory
+from storage.log.producers import ProducerMemory
 from storage.log.seen import SeenControl
 from storage.log.tail import Readers
 from tests.architecture.test_modules import ROOT, modules
@@ -19,8 +19,8 @@ WRITERS: Final = {
     "seen": dict.fromkeys(SeenControl.__slots__, "storage/log/seen.py"),
     "lane": dict.fromkeys(Lane.__slots__, "storage/log/lane.py") | {"gathered": "storage/log/append.py"},
     "readers": {"tail": "storage/log/tail.py", "wakers": "broker/fetching/waiters.py"},
-    "producers": dict.fromkeys(ProducerMemory.__slots__, "storage/log/producer_memory.py")
-    | {"lost": "storage/log/lost.py", "strangers": "storage/log/strangers.py"},
+    "producers": dict.fromkeys(ProducerMemory.__slots__, "storage/log/producers.py")
+    | {"lost": "storage/log/producers.py", "strangers": "storage/log/producers.py"},
     "log": dict.fromkeys(PartitionLog.__slots__, "storage/log/partition.py"),
 }
 """By the attribute or variable that holds it, the module that writes each field. A class may give its own fields their first value."""

@@ -6,14 +6,17 @@ enter their lanes is for tests/unit/storage/log/test_inline.py.
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Final
 from unittest import mock
 
 import msgspec
 
 from storage.formats.control import Control, Entry, IndexChunk
-from storage.log import append, decide, lane, ring
+from storage.log import append, decide, lane
 from storage.log.batch import Batch
 from storage.log.inline import InlineSettings
+
+DRAINED: Final = decide.drained
 
 
 def _without_bytes(entries: Sequence[Entry]) -> tuple[Entry, ...]:
@@ -26,7 +29,7 @@ def leaves_the_bytes_behind_when_the_ring_leaves() -> Iterator[None]:
     """Model: F-inline."""
 
     def drained(control: Control) -> IndexChunk:
-        return IndexChunk(entries=_without_bytes(ring.drained(control).entries))
+        return IndexChunk(entries=_without_bytes(DRAINED(control).entries))
 
     with mock.patch.object(decide, "drained", drained):
         yield

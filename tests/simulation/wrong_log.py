@@ -15,7 +15,7 @@ from storage.formats.control import Control, IndexChunk, PageRef, encode
 from storage.limits import SEQUENCE_MAX
 from storage.log import batch, commit, decide, lane, page_store, producer_pages, writers
 from storage.log.limits import LogLimits
-from storage.log.strangers import PermittedStart
+from storage.log.producers import PermittedStart
 from storage.metadata.port import ABSENT, Applied, Put
 
 

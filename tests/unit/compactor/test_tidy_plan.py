@@ -18,8 +18,7 @@ from storage.formats.control import (
     WriterEntry,
     with_rewritten,
 )
-from storage.log.decide import FORGOTTEN_AFTER
-from storage.log.ring import drained
+from storage.log.decide import FORGOTTEN_AFTER, drained
 from storage.vocabulary import ObjectId
 from tests.unit.compactor.test_retention_plan import DAY_MS, NOW_MS, entry
 

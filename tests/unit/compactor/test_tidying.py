@@ -12,8 +12,8 @@ from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from storage.errors import OutcomeUnknown, Unavailable
 from storage.formats.control import Control, LogState, PageRef, ProducerPage, WriterEntry, decode_chunk, encode
+from storage.log.decide import drained
 from storage.log.limits import DEFAULT_LIMITS
-from storage.log.ring import drained
 from storage.metadata.port import ABSENT, Key, Put
 from tests.kit.record_batches import record_batch
 from tests.unit.compactor.aging import ENDLESS, HOUR, IDLE_S, KEYS, POLICY, Aging, Counting, Meanwhile, aging, base_offsets

@@ -10,7 +10,7 @@ from storage.formats.control import Control, Entry, LogState, ProducerBatch, Pro
 from storage.limits import SEQUENCE_MAX
 from storage.log.decide import Decision, Outcome, Writer, advance_sequence, decide
 from storage.log.limits import DEFAULT_LIMITS
-from storage.log.strangers import PermittedStart
+from storage.log.producers import PermittedStart
 from storage.vocabulary import ObjectId
 
 OBJECT = ObjectId("01J00000000000000000000000")

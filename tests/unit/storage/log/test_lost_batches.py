@@ -12,7 +12,7 @@ from storage.log import upload_places
 from storage.log.batch import Appended
 from storage.log.lane import LOSSES_KEPT_MAX, Losses
 from storage.log.limits import LogLimits
-from storage.log.strangers import PermittedStart, Strangers
+from storage.log.producers import PermittedStart, Strangers
 from storage.metadata import keys
 from storage.metadata.port import Key, Put, Record, WriteOp, WriteOutcome
 from storage.vocabulary import PartitionId

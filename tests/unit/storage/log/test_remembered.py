@@ -19,7 +19,7 @@ from storage.log.flights import Flights
 from storage.log.kept_chunks import KeptChunks
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog, Partitions
-from storage.log.producer_memory import PAGE_GARBAGE_MAX
+from storage.log.producers import PAGE_GARBAGE_MAX
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Put
 from storage.vocabulary import PartitionId

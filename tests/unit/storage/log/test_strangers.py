@@ -8,7 +8,7 @@ from storage.formats.control import encode
 from storage.log.batch import Appended
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import Partitions
-from storage.log.strangers import AllStrangers, PermittedStart, Strangers
+from storage.log.producers import AllStrangers, PermittedStart, Strangers
 from storage.metadata import keys
 from storage.metadata.port import Put
 from tests.kit.batches import batch_bytes

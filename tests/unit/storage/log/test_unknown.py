@@ -3,8 +3,7 @@
 import pytest
 
 from storage.formats.control import Control, WriterEntry
-from storage.log.decide import Decision
-from storage.log.unknown import Fate, Found, fate_of, one_more
+from storage.log.decide import Decision, Fate, Found, fate_of, one_more
 
 OURS, SENT = 7, 40
 

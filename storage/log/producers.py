@@ -1,11 +1,18 @@
-"""Producers that a partition does not know, while what comes before their batches may still be on its way (ADR 9)."""
+"""The producers of a partition, as one broker remembers them beside the control record (ADR 9).
+
+Strangers are producers that the partition does not know: they wait while what comes before their batches may still be on its way. Lost
+batches were answered with an error while later ones may follow. Safety rests on none of it: all of it can be lost.
+"""
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Final, NamedTuple
 
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.vocabulary import PartitionId
+
+PAGE_GARBAGE_MAX: Final = 64
 
 
 class PermittedStart(NamedTuple):
@@ -114,3 +121,84 @@ class Strangers:
         """Forget the strangers refused first; others when these have begun, or have gone, too."""
         while self.refused and self.refused[producer_id := next(iter(self.refused))].last_s < before_s:
             self.forget(producer_id)
+
+
+class LostBatches:
+    """When producers lost batches, of all partitions: what each partition knows of them is in `ProducerMemory.lost`.
+
+    Above a bound what was lost first is forgotten. It is of use to nobody after seconds, and safety rests on the control record alone:
+    who was forgotten waits, as a stranger, instead of being refused.
+    """
+
+    def __init__(self, *, limits: LogLimits = DEFAULT_LIMITS) -> None:
+        self._kept_max, self._of_all_kept_max = limits.lost_kept_max, limits.lost_of_all_kept_max
+        self._at_s: OrderedDict[tuple[ProducerMemory, int], float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._at_s)
+
+    def note(self, producers: "ProducerMemory", producer_id: int, first_seq: int, now_s: float) -> None:
+        producers.lost[producer_id] = min(first_seq, producers.lost.pop(producer_id, first_seq))
+        self._at_s[producers, producer_id] = now_s
+        self._at_s.move_to_end((producers, producer_id))
+        if len(producers.lost) > self._kept_max:
+            self._forget(producers, next(iter(producers.lost)))
+        if len(self._at_s) > self._of_all_kept_max:
+            self._forget(*next(iter(self._at_s)))
+
+    def forget_before(self, producers: "ProducerMemory", before_s: float) -> None:
+        """Forget the lost batches of one partition."""
+        while producers.lost and self._at_s[producers, producer_id := next(iter(producers.lost))] < before_s:
+            self._forget(producers, producer_id)
+
+    def forget(self, producers: "ProducerMemory") -> None:
+        """All of one partition."""
+        for producer_id in tuple(producers.lost):
+            self._forget(producers, producer_id)
+
+    def _forget(self, producers: "ProducerMemory", producer_id: int) -> None:
+        del self._at_s[producers, producer_id], producers.lost[producer_id]
+
+
+class ProducerMemory:
+    """`lost` holds, by producer, the lowest sequence that was answered with an error though the producer may have sent more behind it:
+    written by `LostBatches`, which counts those of all partitions.
+    `strangers` are unknown producers that wait for what comes before their batches.
+    `page_garbage` names pages of producer states to be deleted with the next commit.
+    """
+
+    __slots__ = ("_lost_of_all", "_sweep_at_s", "lost", "page_garbage", "strangers")
+
+    def __init__(self, lost_of_all: LostBatches, strangers: Strangers) -> None:
+        self._lost_of_all = lost_of_all
+        self._sweep_at_s = float("-inf")
+        self.lost: dict[int, int] = {}
+        self.strangers = strangers
+        self.page_garbage: list[str] = []
+
+    def lose(self, producer_id: int, first_seq: int, now_s: float) -> None:
+        """A batch was answered with an error; what its producer sent behind it may still be on its way here."""
+        self._lost_of_all.note(self, producer_id, first_seq, now_s)
+
+    def lost_since(self, since_s: float) -> Mapping[int, int]:
+        """The lowest sequence by producer of those lost since then. What was sent behind older ones is not on its way any more."""
+        self._lost_of_all.forget_before(self, since_s)
+        return self.lost
+
+    def forget_lost(self) -> None:
+        self._lost_of_all.forget(self)
+
+    def discard_pages(self, names: Iterable[str]) -> None:
+        """No control record can name them any more. What is too much is left to a sweep."""
+        self.page_garbage += islice(names, max(0, PAGE_GARBAGE_MAX - len(self.page_garbage)))
+
+    def forget_page_garbage(self) -> None:
+        """It is deleted with what is sent now. If that fails, it is left to a sweep."""
+        self.page_garbage = []
+
+    def is_sweep_due(self, now_s: float, *, every_s: float) -> bool:
+        """True once in `every_s`: then the caller removes the pages that nothing names."""
+        if now_s < self._sweep_at_s:
+            return False
+        self._sweep_at_s = now_s + every_s
+        return True
