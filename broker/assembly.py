@@ -65,13 +65,12 @@ from storage.catalog.confirmed_topics import ConfirmedTopics
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
 from storage.errors import AlreadyExists, IncompatibleFormat, StorageError, Unavailable
-from storage.log.append import Appender
-from storage.log.batcher import FlushSettings
-from storage.log.inline import InlineSettings
+from storage.log.flush import FlushSettings, InlineSettings
+from storage.log.partition import BrokerEpoch
 from storage.log.parts import open_log
 from storage.log.tracing import BatchTrace, Tracing
 from storage.log.traffic import TopicTraffic
-from storage.log.writers import BrokerEpoch
+from storage.log.writer import Appender
 from storage.objects.requests import caused_by
 from storage.opening import Stores, open_shared_blocks, open_stores
 from storage.outcomes import StoreOutcomes

@@ -16,7 +16,7 @@ from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from runtime.telemetry import Metric, Telemetry
 from storage.catalog.brokers import ALL_ROLES, BrokerDirectory, Endpoint, Registration, Role
 from storage.errors import AlreadyExists, IncompatibleFormat, StorageError
-from storage.log.writers import BrokerEpoch
+from storage.log.partition import BrokerEpoch
 
 SESSIONS_LOST: Final = Metric(
     "forebay_sessions_lost_total", "Times that this broker's session with the metadata store was lost, and it registered again"

@@ -14,7 +14,7 @@ from runtime.ulid import ulid_ms
 from storage.errors import NotFound, StorageError
 from storage.formats.compaction import decode_attempt
 from storage.formats.control import Control, Entry, inline_bytes
-from storage.log.entry_scan import EntriesMoved, uncompacted_pages
+from storage.log.index import EntriesMoved, uncompacted_pages
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import MetadataStore
 from storage.vocabulary import PartitionId

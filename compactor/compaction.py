@@ -39,7 +39,7 @@ from storage.formats.control import (
     inline_bytes,
 )
 from storage.formats.segment_writer import SegmentWriter
-from storage.log.entry_scan import EntriesMoved, uncompacted_pages
+from storage.log.index import EntriesMoved, uncompacted_pages
 from storage.log.limits import DEFAULT_LIMITS as DEFAULT_LOG_LIMITS
 from storage.log.limits import LogLimits
 from storage.metadata.keys import PartitionKeys

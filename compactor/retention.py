@@ -22,8 +22,8 @@ from runtime.clock import Clock
 from runtime.ids import Entropy
 from storage.errors import Unavailable
 from storage.formats.control import Control, EntrySource, LogState, decode_control
-from storage.log.entry_scan import EntriesMoved, entry_pages
-from storage.log.index_chunks import put_chunk
+from storage.log.commit import put_chunk
+from storage.log.index import EntriesMoved, entry_pages
 from storage.log.limits import DEFAULT_LIMITS as DEFAULT_LOG_LIMITS
 from storage.log.limits import LogLimits
 from storage.metadata.keys import PartitionKeys

@@ -14,8 +14,7 @@ from storage.errors import Corrupt, StorageError, without_frames
 from storage.formats.control import Entry
 from storage.formats.source import object_of
 from storage.formats.wal import object_key
-from storage.log.readplan import scan
-from storage.log.tail import BatchRun
+from storage.log.scan import BatchRun, scan
 from storage.recordbatch import BatchHeader, parse_header, restamp, stamp_max_timestamp, verify
 from storage.records import greatest_time, is_time_doubtful
 from storage.vocabulary import Buffer, ObjectId, PartitionId

@@ -54,14 +54,12 @@ from storage.errors import AlreadyExists, NotFound, StorageError, Unavailable
 from storage.limits import MIB, SEQUENCE_MAX
 from storage.log.batch import Append, batch_of
 from storage.log.batch import Appended as Settled
-from storage.log.batcher import FlushSettings
+from storage.log.flush import FlushSettings, InlineSettings
 from storage.log.index import check_range, out_of_range, readable
-from storage.log.inline import InlineSettings
-from storage.log.partition import PartitionLog
+from storage.log.partition import BrokerEpoch, PartitionLog
 from storage.log.parts import LogParts
 from storage.log.parts import open_log as open_parts
 from storage.log.trim import Fencer
-from storage.log.writers import BrokerEpoch
 from storage.opening import Stores, open_shared_blocks, open_stores
 from storage.record_values import (
     NO_SENDER,

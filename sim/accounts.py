@@ -12,7 +12,7 @@ from runtime.clock import Clock
 from runtime.frames import Account, Frame, make_frame
 
 LINGER_S: Final = 3.2
-"""The longest pause between two tries of an upload, which nothing cuts short (storage/log/upload.py)."""
+"""The longest pause between two tries of an upload, which nothing cuts short (storage/log/writer.py)."""
 
 
 class Accounts:

@@ -38,8 +38,7 @@ from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
 from storage.errors import StorageError
 from storage.formats.levels import LEVEL_MAX
-from storage.log.batcher import FlushSettings
-from storage.log.inline import InlineSettings
+from storage.log.flush import FlushSettings, InlineSettings
 from storage.log.limits import LogLimits
 from storage.log.parts import open_log
 from storage.metadata.memory import MemoryMetadataStore

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sim.history import PLAIN, Attempt, BatchIdentity, End, History, LogStart, OperationOutcome, SeenBatch, Sent
-from storage.log.seen import AGE_S_MAX
+from storage.log.partition import AGE_S_MAX
 
 
 class Stored(NamedTuple):

@@ -21,7 +21,7 @@ from sim.broker import ConnectionLost, Serving, SimBroker
 from sim.history import End, History, LogStart, SeenBatch
 from sim.places import ABSENT, CurrentBrokers, Place
 from storage.catalog.topics import Topic
-from storage.log.seen import AGE_S_MAX
+from storage.log.partition import AGE_S_MAX
 from storage.recordbatch import parse_header
 from storage.vocabulary import Buffer
 

@@ -33,9 +33,9 @@ from storage.catalog.collections import Deletions
 from storage.catalog.topics import Topic, Topics
 from storage.formats.control import Control, decode_control
 from storage.limits import INLINE_UNCOMPACTED_BYTES_MAX
-from storage.log.active_producers import ActiveProducer
-from storage.log.inline import NO_INLINE, InlineSettings
-from storage.log.seen import AGE_S_MAX
+from storage.log.flush import NO_INLINE, InlineSettings
+from storage.log.page_store import ActiveProducer
+from storage.log.partition import AGE_S_MAX
 from storage.metadata.memory import MemoryMetadataStore, SharedRecords
 from storage.vocabulary import PartitionId
 

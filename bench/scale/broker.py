@@ -17,14 +17,11 @@ from storage.errors import StorageError
 from storage.formats.levels import LEVEL_MAX
 from storage.limits import MIB
 from storage.log.batch import Append, Batch
-from storage.log.batcher import FlushSettings
-from storage.log.inline import InlineSettings
+from storage.log.flush import FlushSettings, InlineSettings
 from storage.log.limits import LogLimits
-from storage.log.partition import PartitionLog
+from storage.log.partition import BrokerEpoch, PartitionLog
 from storage.log.parts import LogParts, open_log
-from storage.log.segments import Elsewhere
-from storage.log.tail import BatchRun
-from storage.log.writers import BrokerEpoch
+from storage.log.scan import BatchRun, Elsewhere
 from storage.vocabulary import PartitionId, TopicId
 
 TOPIC: Final = TopicId("00000000-0000-4000-8000-000000000001")

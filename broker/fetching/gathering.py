@@ -3,7 +3,7 @@
 Partitions have what they may take in the order of the request, as in Kafka, and the first with records at least one batch. What is in
 memory is taken at once. What must be read, of control records or objects, is read beside the others: it holds the bytes it may bring, and
 for a small grace the response. Whoever takes longer is late. Late ones hold nothing back: they are answered empty, their read goes on, and
-the next fetch meets it (storage/log/flights.py). Only a fetch that has nothing at all to answer waits on for them.
+the next fetch meets it (storage/log/reader.py). Only a fetch that has nothing at all to answer waits on for them.
 
 A response that is well filled waits a moment only: else a consumer of many partitions, some of whose records are always on their way, would
 wait for a GET with each of its fetches, though the others have what to send, and its network would lie idle meanwhile.
@@ -17,13 +17,11 @@ from collections.abc import Callable, Generator, Sequence
 from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from storage.errors import StorageError, without_frames
 from storage.formats.control import Control
-from storage.log.control_reads import ControlReads, failure_of
-from storage.log.flights import Flight
+from storage.log.fresh_reads import ControlReads, failure_of
 from storage.log.index import check_range
 from storage.log.partition import PartitionLog
-from storage.log.read import Reader
-from storage.log.segments import Elsewhere
-from storage.log.tail import BatchRun
+from storage.log.reader import Flight, Reader
+from storage.log.scan import BatchRun, Elsewhere
 
 
 class Wanted:

@@ -13,7 +13,7 @@ from typing import Final, Self
 
 from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from runtime.clock import Clock
-from storage.log.control_reads import ControlReads
+from storage.log.fresh_reads import ControlReads
 from storage.log.partition import PartitionLog, Partitions
 from storage.metadata.port import MetadataStore
 

@@ -28,7 +28,7 @@ from storage.catalog.groups import GroupHead
 from storage.catalog.topic_configs import retention_ms
 from storage.catalog.topics import Topics
 from storage.errors import Corrupt, NotFound, StorageError
-from storage.log.bounds import Bounds, LogBounds
+from storage.log.fresh_reads import Bounds, LogBounds
 from storage.log.traffic import FOLDED, OTHER, SERIES_OF_A_TOPIC, TOPICS_SHOWN_MAX
 from storage.metadata.port import MetadataStore
 from storage.vocabulary import PartitionId

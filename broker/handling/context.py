@@ -15,9 +15,9 @@ from storage.catalog.brokers import BrokerDirectory
 from storage.catalog.confirmed_topics import ConfirmedTopics
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
-from storage.log.active_producers import ActiveProducers
-from storage.log.bounds import Bounds
-from storage.log.timestamps import Timestamps
+from storage.log.fresh_reads import Bounds
+from storage.log.page_store import ActiveProducers
+from storage.log.time_search import Timestamps
 from storage.log.trim import Trims
 
 

@@ -12,7 +12,7 @@ from broker.handling.errors import error_code_of
 from runtime.turns import ITEMS_DEFAULT, Turns
 from storage.catalog.topics import Topic, Topics
 from storage.errors import StorageError
-from storage.log.bounds import LogBounds
+from storage.log.fresh_reads import LogBounds
 from storage.vocabulary import PartitionId
 
 LEADER_EPOCH: Final = 0

@@ -29,7 +29,7 @@ from storage.catalog.brokers import BrokerRecord
 from storage.catalog.groups import GroupHead, count_members
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
-from storage.log.bounds import LogBounds
+from storage.log.fresh_reads import LogBounds
 from storage.vocabulary import PartitionId
 
 CLUSTER_METRICS_PATH: Final = "/metrics/cluster"

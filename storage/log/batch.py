@@ -43,7 +43,7 @@ class Append:
     results: list[Appended | StorageError | None]
     remaining: int
     arrived: int = -1
-    """How many losses there were when it arrived (storage/log/lane.py); -1: its batches go into the log in the turn they arrive in."""
+    """How many losses there were when it arrived (storage/log/partition.py); -1: its batches go into the log in the turn they arrive in."""
     began_s: float = 0.0
     """When its batches arrived, by the monotonic clock; 0 unless some may be traced."""
 

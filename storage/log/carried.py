@@ -18,7 +18,7 @@ from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
 from storage.formats.control import Control
 from storage.limits import MIB
-from storage.log.control_reads import ControlReads
+from storage.log.fresh_reads import ControlReads
 from storage.log.partition import PartitionLog, Partitions
 from storage.vocabulary import PartitionId
 

@@ -5,23 +5,31 @@
                            └── read what is missing or old ── conflict, no answer
 
 A round carries the commits of one shard that are ready; those that need a read or another attempt go on in a round of their own. So a shard
-that does not answer holds up its own partitions, and a partition that cannot be read itself.
+that does not answer holds up its own partitions, and a partition that cannot be read itself. A lane opens one commit at a time (I6).
 """
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
-from storage.errors import NotFound, OutcomeUnknown, StorageError, Unavailable
-from storage.formats.control import Control, encode
+from storage.errors import (
+    Fenced,
+    InvalidProducerEpoch,
+    NotFound,
+    OutcomeUnknown,
+    OutOfOrderSequence,
+    PredecessorMissing,
+    StorageError,
+    Unavailable,
+)
+from storage.formats.control import Control, IndexChunk, encode
 from storage.limits import WRITE_REQUEST_OPS_MAX
 from storage.log.batch import Appended, AppendedBefore, Batch
-from storage.log.control_reads import ControlReads
 from storage.log.decide import (
     NOBODY,
     PRODUCER_EXPIRATION_MS,
@@ -36,20 +44,20 @@ from storage.log.decide import (
     fate_of,
     one_more,
 )
-from storage.log.index_chunks import put_chunk
-from storage.log.lane import Commit, Losses, carry, leave, note_applied, note_conflict, note_full, refuse_behind, release, take
+from storage.log.fresh_reads import ControlReads
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.page_store import PageStore
-from storage.log.partition import PartitionLog
-from storage.log.producer_pages import fitting
-from storage.log.refusals import refusal
-from storage.log.seen import NEVER_S
-from storage.log.tail import TailCache
+from storage.log.partition import NEVER_S, BrokerEpoch, Commit, Lane, Losses, PartitionLog, Sources, TailCache
+from storage.log.producer_pages import NO_PAGES, fitting
 from storage.log.unknown_producers import UnknownProducers, proved_for
-from storage.log.writers import BrokerEpoch, DeadWriters
+from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import ABSENT, Applied, Delete, MetadataStore, NotApplied, Put, Status, Unknown, WriteOp, WriteOutcome
 from storage.objects.requests import CAUSE
 
+LOOK_TIMEOUT_S: Final = 10.0
+LOOKS: Final = Metric("forebay_dead_writer_scans_total", "Reads of brokers/ to find which writers of a partition are gone", ("outcome",))
+CONFLICT_MEMORY: Final = 0.75
+"""How much of the share of conflicts the next commit leaves: four conflicts in a row make it two thirds."""
 COMMIT_CONFLICTS: Final = Metric("forebay_commit_conflicts_total", "Commits that lost a CAS and were decided again")
 COMMIT_UNKNOWN: Final = Metric("forebay_commit_unknown_total", "Commit attempts whose outcome had to be read back")
 
@@ -57,6 +65,205 @@ BACKOFF_S: Final = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Pauses before the n-th repetition, the last one for all after it; each is taken with a jitter of half to all of it."""
 OP_OVERHEAD_BYTES: Final = 64
 """What a store may count of an op beside key and value: conditions, depth, lengths."""
+
+
+class DeadWriters:
+    """Finds the entries of `writers` whose brokers are gone: those may be dropped, no others (docs/design/commit.md#unknown-outcomes).
+
+    An epoch is the version of a registration record. One that was read in a control record and is not among those registered at a later
+    moment is gone: versions are never reused. The order matters:
+
+        scan begins … broker 10 registers, commits … control with {10: …} is read … scan ends without 10    must not count 10 as dead
+
+    It looks in the background and at intervals, so that no commit waits for it. An epoch that was found dead stays so.
+    """
+
+    def __init__(
+        self, *, epoch: BrokerEpoch, clock: Clock, nursery: Nursery, telemetry: Telemetry, limits: LogLimits = DEFAULT_LIMITS
+    ) -> None:
+        self._limits = limits
+        self._writers_kept_max = limits.writers_kept_max
+        self._epoch = epoch
+        self._clock = clock
+        self._nursery = nursery
+        self._dead: dict[int, None] = {}
+        self._look_at_s = float("-inf")
+        self._is_looking = False
+        self._looks = telemetry.counter(LOOKS)
+
+    def of(self, control: Control) -> Collection[int]:
+        """The epochs in `writers` that are known to be gone; if there are too many of others, they are looked for."""
+        writers = control.writers
+        if len(writers) <= self._writers_kept_max:
+            return ()
+        dead = [epoch for epoch in writers if epoch in self._dead]
+        if len(writers) - len(dead) > self._writers_kept_max and not self._is_looking and self._clock.monotonic_s() >= self._look_at_s:
+            self._is_looking = True
+            self._nursery.spawn(self._look(frozenset(writers)), name="dead-writers")
+        return dead
+
+    async def _look(self, named: frozenset[int]) -> None:
+        """`named` was read before this began: its epochs were registered before."""
+        try:
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                live = await self._epoch.live()
+        except (StorageError, TimeoutError):
+            self._looks.labels("failed").inc()
+        else:
+            self._looks.labels("done").inc()
+            self._dead.update(dict.fromkeys(sorted(named - live - {self._epoch.current})))
+            while len(self._dead) > self._limits.dead_writers_kept_max:
+                del self._dead[next(iter(self._dead))]
+        finally:
+            self._is_looking = False
+            self._look_at_s = self._clock.monotonic_s() + self._limits.dead_writers_look_every_s
+
+
+def refusal(batch: Batch, verdict: Verdict, log: PartitionLog) -> StorageError:
+    facts = f"partition={log.partition} producer_id={batch.producer_id} epoch={batch.producer_epoch} sequence={batch.first_seq}"
+    match verdict.outcome:
+        case Outcome.OUT_OF_ORDER_SEQUENCE:
+            return OutOfOrderSequence(f"the sequence does not follow the last one appended: {facts}")
+        case Outcome.NO_PREDECESSOR:
+            return PredecessorMissing(f"what comes before it may be on its way through another broker: {facts}")
+        case Outcome.NO_ROOM:
+            return Unavailable(f"too many producers have appended lately; ids of producers should be kept and reused: {facts}")
+        case Outcome.INVALID_PRODUCER_EPOCH:
+            return InvalidProducerEpoch(f"a newer epoch of this producer has appended: {facts}")
+        case Outcome.FENCED:
+            return Fenced(f"the partition is fenced: {facts}")
+        case Outcome.DELETED:
+            return NotFound(f"the partition was deleted: {facts}")
+        case Outcome.APPENDED | Outcome.DUPLICATE:
+            raise AssertionError(f"not a refusal: {verdict}")
+
+
+def put_chunk(keys: PartitionKeys, chunk: IndexChunk) -> Put:
+    """The put of `chunk` under its last offset, if absent. It travels before the CAS that takes its entries out of the control record, in
+    the same request: a collector that does not find them in the record finds them here (model `F-collect-stale`).
+    """
+    return Put(keys.index(chunk.entries[-1].last), encode(chunk), ABSENT)
+
+
+def enter(commit: Commit) -> None:
+    commit.log.lane.commits.append(commit)
+    commit.in_flight.add(commit)
+
+
+def carry(commit: Commit, count: int) -> None:
+    """Leave the batches from the `count`-th on to a commit of their own, right behind this one."""
+    assert 0 < count < len(commit.batches)
+    batches = commit.batches[count:]
+    size_bytes = sum([batch.size_bytes for batch in batches])
+    rest = Commit(
+        commit.log,
+        batches,
+        commit.object_id,
+        commit.deadline_s,
+        commit.in_flight,
+        size_bytes,
+        is_inline=commit.is_inline,
+        is_uploaded=True,
+        committing=commit.committing,
+    )
+    if commit.committing is not None:
+        commit.committing.note_split()
+    commit.batches = commit.batches[:count]
+    commit.log.lane.commits.insert(1, rest)
+    commit.in_flight.split(commit, rest)
+
+
+def take(commit: Commit) -> bool:
+    """Open the commit if it is its lane's turn."""
+    lane = commit.log.lane
+    if lane.is_busy or not commit.is_uploaded or not lane.commits or lane.commits[0] is not commit:
+        return False
+    lane.is_busy = True
+    return True
+
+
+def note_applied(commit: Commit) -> None:
+    """`writers` has had an entry of its epoch since."""
+    lane = commit.log.lane
+    lane.committed_epoch = commit.epoch
+    if commit.committing is not None:
+        commit.committing.note_applied()
+        commit.committing = None
+    if commit.attempt == 1:
+        lane.conflict_share *= CONFLICT_MEMORY
+
+
+def note_conflict(commit: Commit) -> None:
+    if commit.attempt == 1:
+        lane = commit.log.lane
+        lane.conflict_share = lane.conflict_share * CONFLICT_MEMORY + (1 - CONFLICT_MEMORY)
+
+
+def note_larger(lane: Lane, now_s: float) -> None:
+    """A commit has become larger than those that carry batches at any time."""
+    lane.larger_s = now_s
+
+
+def note_full(lane: Lane, now_s: float) -> None:
+    """A commit came to nothing because the control record would have been too large."""
+    lane.full_s = now_s
+
+
+def join(commit: Commit, batch: Batch) -> None:
+    """Add a batch to an inline commit that has not begun."""
+    assert commit.is_inline, f"its batches lie in an object: {commit.log.partition}"
+    assert not commit.has_begun, f"begun: {commit.log.partition}"
+    batch.carried = bytes(batch.view)
+    commit.batches.append(batch)
+    commit.in_flight.grow(commit, batch.size_bytes)
+
+
+def release(commit: Commit) -> Commit | None:
+    """End the open commit and open the next one of its lane if that is uploaded."""
+    lane = commit.log.lane
+    assert lane.is_busy, f"released twice: {commit.log.partition}"
+    assert lane.commits[0] is commit, f"not the open commit: {commit.log.partition}"
+    del lane.commits[0]
+    lane.is_busy = False
+    return _end(commit)
+
+
+def leave(commit: Commit) -> Commit | None:
+    """End a commit that was answered before it was opened; open the one behind it if it was in its way."""
+    assert not commit.is_open, f"open: {commit.log.partition}"
+    commit.log.lane.commits.remove(commit)
+    return _end(commit)
+
+
+def _end(commit: Commit) -> Commit | None:
+    waiting = commit.log.lane.commits
+    commit.in_flight.remove(commit)
+    commit.batches = []
+    commit.pages, commit.unknown, commit.committing = NO_PAGES, None, None
+    if waiting and take(waiting[0]):
+        return waiting[0]
+    return None
+
+
+def refuse_behind(commit: Commit, sources: Sources, error: StorageError) -> None:
+    """A batch of these `sources` was lost before it was committed: what follows it in the lane, or is gathered, must not be appended before
+    its retry. (`decide` would refuse most followers with a sequence by itself, but not those of a stranger that may begin late: ADR 9.)
+    """
+    if not sources:
+        return
+    lane = commit.log.lane
+    is_behind = False
+    for follower in lane.commits:
+        if is_behind:
+            _refuse(follower.batches, sources, error)
+        is_behind = is_behind or follower is commit
+    _refuse(lane.gathered, sources, error)
+
+
+def _refuse(batches: list[Batch], sources: Sources, error: StorageError) -> None:
+    for batch in batches:
+        if id(batch.append.source) in sources:
+            batch.settle(error)
 
 
 class Purpose(Enum):

@@ -1,23 +1,118 @@
 """Offset → entry (docs/design/reading.md): below the cursor `rewritten`, `segment`, else segments/; from it on `pending`, else index/ (I4).
 
 Entries are facts that never change, so a cached one is as good as a read one, until its object is found to be gone: then others have taken
-its place. An answer that does not cover the offset is no answer.
+its place. An answer that does not cover the offset is no answer. `entry_pages` goes through all entries of a partition in order.
 """
 
 import asyncio
+import contextlib
 from bisect import bisect_left
-from typing import NamedTuple
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Iterable
+from typing import Final, NamedTuple
 
+from runtime.lru import LruCache
 from storage.errors import Corrupt, NotFound, OffsetOutOfRange, StorageError, Unavailable
-from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, decode_chunk, decode_segment
+from storage.formats.control import (
+    Control,
+    Entry,
+    EntrySource,
+    IndexChunk,
+    LogState,
+    SegmentEntry,
+    decode_chunk,
+    decode_segment,
+    entries_bytes,
+)
 from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
-from storage.log.control_reads import ControlReads
-from storage.log.kept_chunks import KeptChunks
-from storage.log.kept_segments import KeptSegments
+from storage.log.fresh_reads import ControlReads
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog
-from storage.metadata.port import Key, MetadataStore, Record
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.port import Key, MetadataStore, Record, children_of
+from storage.vocabulary import PartitionId
+
+CHUNK_BYTES: Final = 512
+"""The memory of a chunk and its index, without its entries."""
+
+
+class KeptChunks:
+    """Chunks of indexes that were read, bounded over all partitions: facts that never change, so they may outlive what is known of a log.
+
+    The chunk read longest ago is dropped first; the next reader fetches it again.
+    """
+
+    def __init__(self, *, limits: LogLimits = DEFAULT_LIMITS) -> None:
+        self._kept_max, self._bytes_max = limits.chunks_kept_max, limits.chunks_bytes_max
+        self._by_partition: dict[PartitionId, OrderedDict[int, IndexChunk]] = {}
+        self._order: OrderedDict[tuple[PartitionId, int], int] = OrderedDict()
+        self.size_bytes = 0
+        """Estimated memory."""
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def of(self, partition: PartitionId) -> Iterable[IndexChunk]:
+        chunks = self._by_partition.get(partition)
+        return () if chunks is None else chunks.values()
+
+    def add(self, partition: PartitionId, chunk: IndexChunk) -> None:
+        last = chunk.entries[-1].last
+        self._remove(partition, last)
+        chunks = self._by_partition.setdefault(partition, OrderedDict())
+        chunks[last] = chunk
+        size_bytes = self._order[partition, last] = CHUNK_BYTES + entries_bytes(chunk.entries)
+        self.size_bytes += size_bytes
+        while len(chunks) > self._kept_max:
+            self._remove(partition, next(iter(chunks)))
+        while self.size_bytes > self._bytes_max:
+            self._remove(*next(iter(self._order)))
+
+    def drop(self, partition: PartitionId) -> None:
+        """All of them: something read by them was not there."""
+        for last in tuple(self._by_partition.get(partition, ())):
+            self._remove(partition, last)
+
+    def _remove(self, partition: PartitionId, last: int) -> None:
+        size_bytes = self._order.pop((partition, last), None)
+        if size_bytes is None:
+            return
+        self.size_bytes -= size_bytes
+        chunks = self._by_partition[partition]
+        del chunks[last]
+        if not chunks:
+            del self._by_partition[partition]
+
+
+class KeptSegments:
+    """Entries of segments that were read, bounded over all partitions.
+
+    The segment found longest ago is dropped first; the next reader fetches it again.
+    """
+
+    def __init__(self, *, limits: LogLimits = DEFAULT_LIMITS) -> None:
+        self._kept_max = limits.segments_kept_max
+        self._by_partition: LruCache[PartitionId, tuple[SegmentEntry, ...]] = LruCache(limits.segment_partitions_kept_max)
+
+    def __len__(self) -> int:
+        """Partitions with a segment."""
+        return len(self._by_partition)
+
+    def find(self, partition: PartitionId, offset: int) -> SegmentEntry | None:
+        for segment in self._by_partition.peek(partition) or ():
+            if segment.base <= offset <= segment.last:
+                return segment
+        return None
+
+    def add(self, partition: PartitionId, segment: SegmentEntry) -> None:
+        """In place of those whose offsets it holds: readers do not go back behind a merge."""
+        others = [kept for kept in self._by_partition.peek(partition) or () if kept.base < segment.base or segment.last < kept.last]
+        self._by_partition.put(partition, (segment, *others)[: self._kept_max])
+
+    def drop(self, partition: PartitionId) -> None:
+        """All of its segments: something read by them was not there."""
+        self._by_partition.pop(partition)
 
 
 class EntryPlace(NamedTuple):
@@ -198,3 +293,88 @@ def out_of_range(control: Control, offset: int) -> StorageError:
 
 def _last_of(entry: Entry) -> int:
     return entry.last
+
+
+class EntriesMoved(Exception):
+    """Keys went while they were read: what they named was trimmed or compacted since `control` was read. Read that again."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(f"entries moved while they were read: offset={offset}")
+        self.offset = offset
+
+
+async def entry_pages(
+    metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int, *, limits: LogLimits = DEFAULT_LIMITS
+) -> AsyncGenerator[list[EntrySource], None]:
+    """The entries from the one that holds `offset` on, as of `control`, without gaps. Each begins where the one before ends, or before
+    that, if it has taken the place of that one, too.
+
+    Raises `EntriesMoved`, `Corrupt`, `IncompatibleFormat`, `Unavailable`.
+    """
+    if offset < control.compaction_cursor:
+        async with contextlib.aclosing(_segment_pages(metadata, keys, control, offset, limits)) as segments:
+            async for found in segments:
+                yield found
+        offset = control.compaction_cursor
+    async with contextlib.aclosing(uncompacted_pages(metadata, keys, control, offset, limits=limits)) as entries:
+        async for page in entries:
+            yield [*page]
+
+
+async def uncompacted_pages(
+    metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int, *, limits: LogLimits = DEFAULT_LIMITS
+) -> AsyncGenerator[list[Entry], None]:
+    """As `entry_pages`, from an offset that is not below the cursor."""
+    pending = control.pending
+    indexed_end = pending[0].base if pending else control.sequence_counter
+    chunks = 0
+    if offset < indexed_end:
+        end = children_of(keys.index_prefix.removesuffix("/"))[1]
+        async for record in metadata.range_scan(keys.index(offset), end):
+            page: list[Entry] = []
+            for entry in decode_chunk(record.value, path=record.path).entries:
+                # Chunks of racing drains may overlap.
+                if entry.base <= offset <= entry.last and entry.base < indexed_end:
+                    page.append(entry)
+                    offset = entry.last + 1
+            if page:
+                yield page
+            if offset >= indexed_end:
+                break
+            chunks += 1
+            if chunks % limits.chunks_per_turn == 0:
+                await asyncio.sleep(0)
+        if offset < indexed_end:
+            raise EntriesMoved(offset)
+    yield [entry for entry in pending if entry.last >= offset]
+
+
+async def _segment_pages(
+    metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int, limits: LogLimits
+) -> AsyncGenerator[list[EntrySource], None]:
+    newest, merged = control.segment, control.rewritten
+    listed_end = control.compaction_cursor if newest is None else newest.base
+    if merged is not None and merged.base <= offset <= merged.last:
+        yield [merged]
+        offset = merged.last + 1
+    if offset < listed_end:
+        end = children_of(keys.segments_prefix.removesuffix("/"))[1]
+        segments = 0
+        async for record in metadata.range_scan(keys.segment(offset), end):
+            segment = decode_segment(record.value, path=record.path)
+            # A merge has all keys of its sources, and what was passed is not met again.
+            if segment.base <= offset <= segment.last:
+                yield [segment]
+                offset = segment.last + 1
+            if merged is not None and merged.base <= offset <= merged.last:
+                yield [merged]
+                offset = merged.last + 1
+            if offset >= listed_end:
+                break
+            segments += 1
+            if segments % limits.segments_per_turn == 0:
+                await asyncio.sleep(0)
+        if offset < listed_end:
+            raise EntriesMoved(offset)
+    if newest is not None and offset <= newest.last:
+        yield [newest]

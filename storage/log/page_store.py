@@ -2,11 +2,12 @@
 
 A page named by the control record at version v was written by the CAS that made v, or an earlier one. One that cannot be read although it
 is named is either replaced since, or the read was answered by a deposed leader: the control record is read again, nothing is concluded.
+`ProducerReads` lists the producers that a partition remembers: those in the control record and those in its pages.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from runtime.clock import Clock
 from runtime.lru import LruCache
@@ -14,15 +15,18 @@ from runtime.telemetry import Metric, Telemetry
 from storage.errors import StorageError, Unavailable
 from storage.formats.control import Control, ProducerState, decode_page
 from storage.limits import WRITE_REQUEST_OPS_MAX
-from storage.log.lane import Commit
+from storage.log.fresh_reads import ControlReads
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
-from storage.log.partition import PartitionLog
-from storage.log.producer_pages import NewPage, pages_needed, prepared_for
-from storage.metadata.port import Delete, MetadataStore
+from storage.log.partition import Commit, PartitionLog, Partitions
+from storage.log.producer_pages import NewPage, is_expired, pages_needed, prepared_for
+from storage.log.trim import existing
+from storage.metadata.port import Delete, Key, MetadataStore
+from storage.vocabulary import PartitionId
 
 WRITTEN: Final = Metric("forebay_producer_pages_written_total", "Pages of producer states written with commits")
 READ: Final = Metric("forebay_producer_pages_read_total", "Pages of producer states read")
 SWEPT: Final = Metric("forebay_producer_pages_swept_total", "Pages removed that no control record can name any more")
+READ_TIMEOUT_S: Final = 10.0
 
 
 class PageStore:
@@ -107,3 +111,79 @@ class PageStore:
                     self._swept.inc(len(part))
         except (Unavailable, TimeoutError):
             return  # garbage harms nobody: the next sweep finds it
+
+
+class ActiveProducer(NamedTuple):
+    """`last_append_ms` is when its last batch was appended; -1 for what is not there."""
+
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    last_append_ms: int
+    txn_first_offset: int
+
+
+class ActiveProducers(Protocol):
+    """`expiration_ms`: how long a producer that appends nothing is remembered."""
+
+    @property
+    def expiration_ms(self) -> int: ...
+
+    async def of(self, partition: PartitionId) -> list[ActiveProducer]:
+        """The producers that have not expired, by producer id, as of a read issued after the call.
+
+        Raises `NotFound`, `Corrupt`, `IncompatibleFormat`, `Unavailable`."""
+        ...
+
+
+class ProducerReads:
+    """As the port `ActiveProducers` says."""
+
+    def __init__(
+        self, *, metadata: MetadataStore, partitions: Partitions, control_reads: ControlReads, clock: Clock, expiration_ms: int
+    ) -> None:
+        self._expiration_ms = expiration_ms
+        self._clock = clock
+        self._metadata = metadata
+        self._partitions = partitions
+        self._control_reads = control_reads
+
+    @property
+    def expiration_ms(self) -> int:
+        return self._expiration_ms
+
+    async def of(self, partition: PartitionId) -> list[ActiveProducer]:
+        log = self._partitions.get(partition)
+        await self._control_reads.refresh([log])
+        control = existing(log)
+        states: dict[int, ProducerState] = {}
+        for ref in control.pages:
+            states |= await self._read(log.keys.producer_page(ref.name))
+        states |= control.producers  # the newer ones
+        before_ms = self._clock.now_ms() - self._expiration_ms
+        return [
+            _active(producer_id, states[producer_id])
+            for producer_id in sorted(states)
+            if not is_expired(states[producer_id], before_ms=before_ms)
+        ]
+
+    async def _read(self, key: Key) -> dict[int, ProducerState]:
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                (record,) = await self._metadata.get_many([key])
+        except TimeoutError:
+            raise Unavailable(f"metadata did not answer: op=get_many after_s={READ_TIMEOUT_S}") from None
+        if record is None:
+            raise Unavailable(f"the producers of the partition changed meanwhile: key={key.path!r}")
+        return decode_page(record.value, path=record.path)
+
+
+def _active(producer_id: int, state: ProducerState) -> ActiveProducer:
+    last = state.batches[-1] if state.batches else None
+    return ActiveProducer(
+        producer_id,
+        state.epoch,
+        -1 if last is None else last.last_seq,
+        -1 if last is None else last.at_ms,
+        -1 if state.txn_first_offset is None else state.txn_first_offset,
+    )

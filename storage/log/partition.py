@@ -1,20 +1,52 @@
-"""What one broker remembers about partitions, and which of them it forgets to make room. All of it can be lost."""
+"""What one broker remembers about partitions, and which of them it forgets to make room. All of it can be lost.
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+A `PartitionLog` has parts, each with one writer: the control record as last seen (`SeenControl`), the commits on their way (`Lane`), the
+tail, which holds what this broker committed last (`TailCache`), and the producers (storage/log/producers.py).
+"""
+
+import asyncio
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+from runtime.frames import Account, Frame
 from runtime.telemetry import Metric, Telemetry
+from storage.errors import StorageError
 from storage.formats.control import Control, LogState, control_bytes
-from storage.log.lane import Lane
+from storage.log.batch import Batch
+from storage.log.decide import UnknownAttempts
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
-from storage.log.producers import AllStrangers, LostBatches, ProducerMemory
-from storage.log.seen import NEVER_S, SeenControl
-from storage.log.tail import Readers
+from storage.log.producer_pages import Pages
+from storage.log.producers import AllStrangers, LostBatches, PermittedStart, ProducerMemory
+from storage.log.scan import BatchRun
 from storage.log.traffic import TopicTraffic, Traffic
 from storage.metadata.keys import PartitionKeys
-from storage.vocabulary import PartitionId
+from storage.objects.shared_blocks import CommittedObject
+from storage.recordbatch import restamp
+from storage.vocabulary import ObjectId, PartitionId
 
+NEVER_S: Final = float("-inf")
+AGE_S_MAX: Final = 1.0
+"""How old the last question about a control record may be where an answer below the known end rests on it (promise 5)."""
+TAIL_BYTES: Final = Metric(
+    "forebay_tail_cache_bytes",
+    "Bytes of this broker's own last commits, with the whole of the requests that they came in",
+    aggregation="sum",
+)
+
+FRAME_SHARE_MIN: Final = 16
+"""A batch that is less than a sixteenth of its frame is copied: the rest of the frame may have been refused."""
+DROPPED_KEPT_MAX: Final = 64
+"""Slots of dropped runs that may stand before a list is shortened: keeps dropping cheap on average."""
+RUN_OVERHEAD_BYTES: Final = 512
+"""Counted on top of a run's bytes for the objects that describe it."""
+LOSSES_KEPT_MAX: Final = 1_000
+"""A batch that arrived before as many losses is refused: nobody knows whether one of them was ahead of it."""
+
+Sources = frozenset[int]
+"""Connections, by identity."""
 LOG_BYTES: Final = 2_048
 """A log that knows nothing yet, with the dictionary entries that lead to it."""
 PAGE_NAME_BYTES: Final = 100
@@ -40,6 +72,433 @@ WAITING: Final = Metric(
     "Producers that a partition does not know and that wait for what comes before their batches",
     aggregation="sum",
 )
+
+
+class SeenControl:
+    """Written by its methods alone (tests/architecture/test_one_writer.py); read where each call would cost, so it has plain attributes.
+
+    `control` is None until read, or after the partition was seen gone. `version` outlives it: it is the newest that was ever seen.
+    `broken` says why the record, though there, could not be read (`Corrupt`, `IncompatibleFormat`).
+    `foreign_version` is the version of the last record that was read rather than committed here.
+    `asked_s` is when the last read or commit began that found `control` to be the newest record, by the clock of the loop.
+    `hinted_version` is the newest version that a hint named. `_hinted_s` is when the last hint came that named none, and that no later
+    read has explained.
+    """
+
+    __slots__ = ("_hinted_s", "_was_absent", "asked_s", "broken", "control", "foreign_version", "hinted_version", "version")
+
+    def __init__(self, version: int = -1) -> None:
+        self.control: Control | None = None
+        self.version = version
+        self.broken: StorageError | None = None
+        self.foreign_version = -1
+        self.asked_s = NEVER_S
+        self.hinted_version = -1
+        self._hinted_s: float | None = None
+        self._was_absent = False
+
+    @property
+    def is_gone(self) -> bool:
+        """The partition was there, as far as anybody asked, and is not any more."""
+        control = self.control
+        return control.log_state is LogState.DELETED if control is not None else self._was_absent
+
+    @property
+    def is_behind(self) -> bool:
+        """Nothing as new as what was known before the log was forgotten has been read yet."""
+        return self.control is None and self.version >= 0 and not self._was_absent
+
+    @property
+    def high_watermark(self) -> int:
+        """As last seen; -1 if never."""
+        return -1 if self.control is None else self.control.sequence_counter
+
+    @property
+    def is_hinted(self) -> bool:
+        """A hint tells of a change that is not known: another broker's, or one of this broker whose answer is on its way."""
+        return self.hinted_version > self.version or self._hinted_s is not None
+
+    def may_be_old(self, now_s: float) -> bool:
+        """Whether others may have changed the record, and been answered, more than AGE_S_MAX ago, or are said to have changed it."""
+        return now_s - self.asked_s > AGE_S_MAX or self.is_hinted
+
+    def advance(self, control: Control, version: int, asked_s: float = NEVER_S) -> None:
+        """Take over a record that this broker has just committed, by a write that began at `asked_s`."""
+        assert version > self.version, f"control went back: {self.version} -> {version}"
+        self.control, self.version = control, version
+        self.confirm(version, asked_s)
+
+    def is_news(self, version: int) -> bool:
+        """Whether `observe` would take over a record of this version: most reads find what is known, and need not decode it.
+
+        One that is older than what is known is ignored, so that reads never go back (promise 5). The same version is news after
+        `observe_absent`: a deposed leader of the shard may have answered that, from before the creation.
+        """
+        return version > self.version or (version == self.version and self.control is None)
+
+    def confirm(self, version: int, asked_s: float) -> None:
+        """A read or commit that began at `asked_s` found, or made, a record of this version. An older one than is known says nothing: a
+        deposed leader gave it.
+        """
+        if version == self.version and self.control is not None:
+            self.asked_s = max(self.asked_s, asked_s)
+            if self._hinted_s is not None and asked_s > self._hinted_s:
+                self._hinted_s = None
+
+    def observe(self, control: Control, version: int, asked_s: float = NEVER_S) -> bool:
+        """Take over a record that a read found which began at `asked_s`, if it is news, and say whether it was."""
+        is_news = self.is_news(version)
+        if is_news:
+            self.control, self.version, self.broken = control, version, None
+            self.foreign_version = version
+        self.confirm(version, asked_s)
+        return is_news
+
+    def observe_broken(self, error: StorageError) -> None:
+        """The record is there and cannot be read."""
+        self.broken = error
+
+    def observe_absent(self) -> bool:
+        """The record does not exist, or did not when a deposed leader of its shard last heard. True if one was known."""
+        self._was_absent = True
+        was_known, self.control = self.control is not None, None
+        return was_known
+
+    def note_hint(self, version: int | None, now_s: float) -> None:
+        """The control record is said to have changed to that version; None: to one that the hint does not name, or to none at all."""
+        if version is None:
+            self._hinted_s = now_s
+        else:
+            self.hinted_version = max(self.hinted_version, version)
+
+
+class Tail:
+    """The cached runs of one partition, oldest first; not necessarily contiguous, as other brokers commit in between."""
+
+    __slots__ = ("_bases", "_head", "_runs")
+
+    def __init__(self) -> None:
+        self._bases: list[int] = []
+        self._runs: list[BatchRun | None] = []
+        self._head = 0
+
+    def find(self, offset: int) -> BatchRun | None:
+        """The run that holds `offset`."""
+        index = bisect_right(self._bases, offset, self._head) - 1
+        run = self._runs[index] if index >= self._head else None
+        return run if run is not None and offset <= run.last else None
+
+    def append(self, run: BatchRun) -> None:
+        self._bases.append(run.base)
+        self._runs.append(run)
+
+    def drop_oldest(self) -> None:
+        self._runs[self._head] = None
+        self._head += 1
+        if self._head == len(self._runs) or (self._head >= DROPPED_KEPT_MAX and self._head * 2 >= len(self._runs)):
+            del self._bases[: self._head], self._runs[: self._head]
+            self._head = 0
+
+
+class TailCache(Account):
+    """Batches that this broker committed last, bytes ready to be sent (I8: filled only after the CAS). Readers wait here for more.
+
+    One FIFO over all partitions, bounded by bytes. A run pins the frame it came in, so small batches are joined into a buffer of their own,
+    and a batch that is a small part of its frame gets one; others are kept where the socket put them. The whole of a frame counts once,
+    however many parts of it are kept. A frame that is dropped while others hold it counts with `readers`.
+    """
+
+    def __init__(self, *, bytes_max: int, telemetry: Telemetry, readers: Account, limits: LogLimits = DEFAULT_LIMITS) -> None:
+        super().__init__()
+        self._join_below_bytes = limits.join_below_bytes
+        self._bytes_max = bytes_max
+        self._readers = readers
+        self._order: deque[tuple[Tail, int, Frame | None]] = deque()
+        telemetry.gauge(TAIL_BYTES).set_function(lambda: self.held_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.held_bytes
+
+    def add(self, tail: Tail, appended: Sequence[tuple[Batch, int]]) -> None:
+        """Take the batches of one commit with their base offsets, stamp them, and make room."""
+        if not appended:
+            return
+        for run in _runs_of(appended, self._join_below_bytes):
+            frame = run.views[0].obj
+            cost = RUN_OVERHEAD_BYTES
+            if isinstance(frame, Frame):
+                self._take_over(frame)
+                self._order.append((tail, cost, frame))
+            else:
+                cost += run.size_bytes
+                self._order.append((tail, cost, None))
+            tail.append(run)
+            self.held_bytes += cost
+        while self.held_bytes > self._bytes_max:
+            self._drop_oldest()
+
+    def _take_over(self, frame: Frame) -> None:
+        if frame.account is self:
+            frame.runs += 1
+        else:
+            frame.runs = 1
+            frame.move_to(self)
+
+    def _drop_oldest(self) -> None:
+        oldest, cost, frame = self._order.popleft()
+        self.held_bytes -= cost
+        if frame is not None:
+            frame.runs -= 1
+            if not frame.runs:
+                # It dies here, unless somebody holds it.
+                frame.move_to(self._readers)
+        oldest.drop_oldest()
+
+
+def _runs_of(appended: Sequence[tuple[Batch, int]], join_below_bytes: int) -> list[BatchRun]:
+    if len(appended) > 1 and sum([batch.size_bytes for batch, _ in appended]) < join_below_bytes * len(appended):
+        joined = bytearray().join([batch.view for batch, _ in appended])
+        positions = []
+        position = 0
+        for batch, base_offset in appended:
+            restamp(joined, position, base_offset)
+            positions.append(position)
+            position += batch.size_bytes
+        last = base_offset + batch.record_count - 1
+        view = memoryview(joined).toreadonly()
+        return [BatchRun(appended[0][1], last, (view,), tuple([base for _, base in appended]), tuple(positions))]
+    runs = []
+    for batch, base_offset in appended:
+        kept = batch.view
+        if batch.size_bytes < join_below_bytes or batch.size_bytes * FRAME_SHARE_MIN < memoryview(kept.obj).nbytes:
+            kept = memoryview(bytearray(kept))
+        restamp(kept, 0, base_offset)
+        runs.append(BatchRun(base_offset, base_offset + batch.record_count - 1, (kept.toreadonly(),), (base_offset,), (0,)))
+    return runs
+
+
+class Readers:
+    """`tail` is filled and emptied by the `TailCache` of all partitions. `wakers` are entered and removed by who waits
+    (broker/fetching/waiters.py), woken in the order in which they came.
+    """
+
+    __slots__ = ("tail", "wakers")
+
+    def __init__(self) -> None:
+        self.tail = Tail()
+        self.wakers: dict[Callable[[], None], None] = {}
+
+    def wake(self) -> None:
+        for waker in tuple(self.wakers):
+            waker()
+
+
+class BrokerEpoch:
+    """`current` is what new commits begin under.
+
+    `live` reads which epochs are registered, as of a moment after it is called: one that was read in a control record before, and is not
+    among them, is gone for ever. It raises `Unavailable` when that cannot be shown.
+    """
+
+    def __init__(self, epoch: int, *, registered_epoch: Callable[[], int | None], live: Callable[[], Awaitable[frozenset[int]]]) -> None:
+        """`registered_epoch`: the epoch whose registration certainly exists; None if none does."""
+        self.current = epoch
+        self.registered_epoch = registered_epoch
+        self.live = live
+        self._commit_seq = 0
+
+    def is_registered(self, epoch: int) -> bool:
+        """True if the registration of `epoch` certainly exists, so that nobody may have dropped what that epoch wrote into `writers`."""
+        return self.registered_epoch() == epoch
+
+    async def gone(self, epochs: Collection[int]) -> frozenset[int]:
+        """The members of `epochs`, read before the call, whose registration is certainly over; none while that cannot be shown."""
+        try:
+            live = await self.live()
+        except StorageError:
+            return frozenset()
+        return frozenset(epochs) - live - {self.current}
+
+    def next_commit_seq(self) -> int:
+        """A number that no other commit of this process has, in whatever partition and under whatever epoch."""
+        self._commit_seq += 1
+        return self._commit_seq
+
+    def renew(self, epoch: int) -> None:
+        """The broker registered again. Commits that were begun under the old epoch keep it."""
+        assert epoch != self.current, "an epoch is never handed out twice"
+        self.current = epoch
+
+
+class Lane:
+    """One partition's commits, in the order in which they were sealed. Written by the functions below, but for `gathered`.
+
+    `is_busy`: the first of `commits` is open. `committed_epoch` is the last broker epoch under which one of them was applied.
+    `gathered` are the batches that wait to be sealed: written by storage/log/writer.py. `conflict_share` of the last commits, the newest
+    counting most, lost their first CAS to another broker. `larger_s`: when one of them was last larger than those that carry batches at
+    any time (storage/log/flush.py). `full_s`: when the control record last had no room for one of them.
+    """
+
+    __slots__ = ("commits", "committed_epoch", "conflict_share", "full_s", "gathered", "is_busy", "larger_s")
+
+    def __init__(self) -> None:
+        self.commits: list[Commit] = []
+        self.is_busy = False
+        self.committed_epoch = -1
+        self.gathered: list[Batch] = []
+        self.conflict_share = 0.0
+        self.larger_s = float("-inf")
+        self.full_s = float("-inf")
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.gathered or self.commits or self.is_busy)
+
+
+class InFlight:
+    """The commits of this broker that have no outcome yet, oldest first, and the bytes of their batches."""
+
+    def __init__(self) -> None:
+        self._commits: dict[Commit, None] = {}
+        self.size_bytes = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def add(self, commit: "Commit") -> None:
+        if not self._commits:
+            self._idle.clear()
+        self._commits[commit] = None
+        self.size_bytes += commit.size_bytes
+
+    def grow(self, commit: "Commit", size_bytes: int) -> None:
+        """`commit` has more batches."""
+        commit.size_bytes += size_bytes
+        self.size_bytes += size_bytes
+
+    def split(self, commit: "Commit", rest: "Commit") -> None:
+        """Some of the batches of `commit` went to `rest`."""
+        commit.size_bytes -= rest.size_bytes
+        self._commits[rest] = None
+
+    def remove(self, commit: "Commit") -> None:
+        del self._commits[commit]
+        self.size_bytes -= commit.size_bytes
+        if not self._commits:
+            self._idle.set()
+
+    def __contains__(self, commit: "Commit") -> bool:
+        return commit in self._commits
+
+    def __len__(self) -> int:
+        return len(self._commits)
+
+    def overdue(self, now_s: float) -> Iterator["Commit"]:
+        """The commits past their deadline, except a carried one, which is found once the commits sealed before it was carried have gone."""
+        for commit in tuple(self._commits):
+            if commit.deadline_s > now_s:
+                return
+            yield commit
+
+    async def wait_idle(self) -> None:
+        await self._idle.wait()
+
+
+@dataclass(slots=True, eq=False)
+class Commit:
+    """The slice of one flush for one partition on its way into the log.
+
+    All attempts carry the same batches under one `commit_seq`, unless every attempt before is known to have failed. `unknown`: attempts had
+    no answer, so every later read of the control record is asked for our number first, until one shows that none can apply any more
+    (storage/log/decide.py). `is_sent`: an attempt is on its way. `is_given_up`: the clients were answered; what is left is to make sure
+    that no attempt can still land.
+    """
+
+    log: "PartitionLog"
+    batches: list[Batch]
+    object_id: ObjectId
+    deadline_s: float
+    in_flight: InFlight
+    size_bytes: int = 0
+    """What it counts in `in_flight`."""
+    is_inline: bool = False
+    """It carries its batches: there is no object of its `object_id`."""
+    is_uploaded: bool = False
+    epoch: int = -1
+    commit_seq: int = -1
+    attempt: int = 0
+    is_sent: bool = False
+    unknown: UnknownAttempts | None = None
+    is_given_up: bool = False
+    must_drain: bool = False
+    cause: str = ""
+    """What kept the last attempt from its outcome, in words."""
+    pages: Pages = field(default_factory=dict)
+    unreadable: StorageError | None = None
+    """Why a page that it needs could not be read, though it was there."""
+    unknown_producers: tuple[Batch, ...] = ()
+    """Batches that may not be appended unless it is proved that nothing of their producers is on its way."""
+    begin_at: Mapping[int, PermittedStart] | None = None
+    """By producer, with which sequence it may begin by such a proof; None while none was looked for."""
+    committing: CommittedObject | None = None
+    """Its object, where others of the machine are to find it once it is applied."""
+
+    @property
+    def has_begun(self) -> bool:
+        return self.commit_seq >= 0
+
+    @property
+    def is_awaited(self) -> bool:
+        """Somebody has no answer yet."""
+        return any(not batch.is_settled for batch in self.batches)
+
+    @property
+    def is_open(self) -> bool:
+        lane = self.log.lane
+        return lane.is_busy and lane.commits[0] is self
+
+    def begin(self, epoch: BrokerEpoch) -> None:
+        """Take a number, once. The number stays, whatever epoch the broker has later."""
+        if not self.has_begun:
+            self.epoch = epoch.current
+            self.commit_seq = epoch.next_commit_seq()
+        self.attempt += 1
+
+    def settle_all(self, error: StorageError, now_s: float) -> Sources:
+        """Answer those that wait. Returns whose batches these were: what they sent behind them is for `refuse_behind`.
+
+        Not those that were answered before: what is behind them by now is, or comes after, their retry.
+        """
+        waiting = [batch for batch in self.batches if not batch.is_settled]
+        for batch in waiting:
+            if batch.has_sequence:
+                self.log.producers.lose(batch.producer_id, batch.first_seq, now_s)
+            batch.settle(error)
+        return frozenset([id(batch.append.source) for batch in waiting])
+
+
+class Losses:
+    """The losses of this broker, numbered. A batch may have arrived behind a lost one without being in its lane: its topic was looked up,
+    or it was read or recompressed in a thread. `refuse_behind` does not find it there; by the number that it arrived under it is known.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last: deque[tuple[int, PartitionId, Sources]] = deque(maxlen=LOSSES_KEPT_MAX)
+
+    def note(self, partition: PartitionId, sources: Sources) -> None:
+        """Batches of these sources were lost."""
+        if sources:
+            self.count += 1
+            self._last.append((self.count, partition, sources))
+
+    def are_ahead(self, arrived: int, partition: PartitionId, source: object) -> bool:
+        """Whether a batch of that source and partition was lost since `arrived`, which is a `count`. True as well where too many were."""
+        if arrived == self.count:
+            return False
+        if self._last[0][0] > arrived + 1:
+            return True
+        return any(number > arrived and lost == partition and id(source) in sources for number, lost, sources in self._last)
 
 
 class Remembered:

@@ -12,27 +12,22 @@ from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.cache.blocks import BlockCache
 from storage.formats.levels import LEVEL_FIRST, LEVEL_OF_INLINE
-from storage.log.active_producers import ProducerReads
-from storage.log.append import Appender, Sealer
-from storage.log.batcher import FlushSettings
 from storage.log.carried import Carried
 from storage.log.commit import Committer
-from storage.log.control_reads import ControlReads, Doubt
-from storage.log.damage import Damage
 from storage.log.decide import PRODUCER_EXPIRATION_MS
+from storage.log.flush import NO_INLINE, FlushSettings, InlineSettings
+from storage.log.fresh_reads import ControlReads, Doubt
 from storage.log.index import EntryIndex
-from storage.log.inline import NO_INLINE, InlineSettings
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
-from storage.log.partition import Partitions
-from storage.log.read import Reader
-from storage.log.tail import TailCache
+from storage.log.page_store import ProducerReads
+from storage.log.partition import BrokerEpoch, Partitions, TailCache
+from storage.log.reader import Damage, Reader
 from storage.log.time_search import TimeSearch
 from storage.log.tracing import Tracing
 from storage.log.traffic import TopicTraffic
 from storage.log.trim import Trimmer
 from storage.log.unknown_producers import Former, UnknownProducers, no_former
-from storage.log.upload import Uploader
-from storage.log.writers import BrokerEpoch
+from storage.log.writer import Appender, Sealer, Uploader
 from storage.metadata.port import MetadataStore
 from storage.objects.port import ObjectStore
 from storage.objects.shared_blocks import SharedBlocks

@@ -1,7 +1,6 @@
 """Reading segments: offset → block (footer) → window of whole blocks → checksum → batches as they lie there, which have their offsets."""
 
 from collections.abc import Callable, Sequence
-from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from runtime.lru import LruCache
@@ -17,25 +16,14 @@ from storage.formats.segment import (
     segment_key,
 )
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
-from storage.log.read_ahead import ReadAhead
-from storage.log.readplan import first_batch_bytes, scan_stamped
-from storage.log.tail import BatchRun
+from storage.log.prefetch import ReadAhead
+from storage.log.scan import BatchRun, Elsewhere, Gap, first_batch_bytes, scan_stamped
 from storage.views import cut_views
 from storage.vocabulary import ObjectId, PartitionId
 
 FOOTER_OVERHEAD_BYTES: Final = 1_024
 BLOCK_ENTRY_BYTES: Final = 40
 """What each block adds to the memory of a footer, in arrays."""
-
-
-class Gap(Enum):
-    TO_THE_END = auto()
-    """The segment has no batch at or behind the offset: the next entry has it."""
-
-
-class Elsewhere(Enum):
-    TO_BE_READ = auto()
-    """It is not all in memory, or not well."""
 
 
 class _Stretch(NamedTuple):

@@ -3,36 +3,36 @@
 Entries carry the running maximum of timestamps as well, so time is bisected as offsets are, as long as what was trimmed does not reach the
 time that is looked for. It is bisected in segments first, then in the entries above them: compaction may have corrected times of segments,
 which then reach later ones than the control record and the entries above them know of. Where what was trimmed reaches the time, entries are
-gone through from log_start on, a page at a time: linear in entries, and what was gone through is remembered (storage/log/entry_times.py),
-so that the next question goes on from there. Entries and batches never change, so what was found in them is remembered, too. Records are
-walked off the event loop, a bounded number of each batch.
+gone through from log_start on, a page at a time: linear in entries, and `EntryTimes` remembers what was gone through, so that the next
+question goes on from there. Entries and batches never change, so what was found in them is remembered, too. Records are walked off the
+event loop, a bounded number of each batch.
 """
 
 import asyncio
 import contextlib
+from bisect import bisect_left
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Final, TypeVar
+from itertools import islice
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from runtime.blocking import Blocking
 from runtime.lru import LruCache
 from storage.cache.singleflight import SingleFlight
 from storage.errors import Corrupt, EndsEarly, NotFound, OffsetOutOfRange, Unavailable
 from storage.formats.control import Control, EntrySource, SegmentEntry
-from storage.log.control_reads import ControlReads
-from storage.log.entry_scan import EntriesMoved, entry_pages
-from storage.log.entry_times import EntryTimes
-from storage.log.index import EntryIndex, readable
+from storage.log.fresh_reads import ControlReads
+from storage.log.index import EntriesMoved, EntryIndex, entry_pages, readable
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog, Partitions
-from storage.log.read import Reader
-from storage.log.record_times import first_reaching, greatest_from
-from storage.log.tail import BatchRun
-from storage.log.timestamps import TimestampedOffset
+from storage.log.reader import Reader
+from storage.log.scan import BatchRun
 from storage.metadata.port import MetadataStore
 from storage.objects.requests import caused_by
 from storage.recordbatch import CODEC_MASK, NO_TIMESTAMP, BatchHeader, parse_header
-from storage.vocabulary import PartitionId
+from storage.records import walk
+from storage.vocabulary import Buffer, PartitionId
 
 READ_BYTES: Final = 1 << 20
 SCANS_AT_ONCE: Final = 4
@@ -47,6 +47,133 @@ _Question = tuple[PartitionId, int, int, int, bool]
 """Partition, the first offset that counts, the end of the batches that do, the time looked for, and whether that is in a segment: what is
 compacted may have other times than before.
 """
+
+
+class EntryTimes:
+    """The timestamps of the entries that cover the offsets from `start` up to `end` (exclusive).
+
+    `_falling`: base, last offset and timestamp of entries that no later one exceeds, oldest first: the first is the greatest, and when it
+    is trimmed the next one is. Entries without room are dropped, except for their greatest timestamp.
+    `_rising`: some entries that exceed all before them: none before such an entry, nor it itself, reaches a later time.
+    """
+
+    __slots__ = ("_falling", "_kept_max", "_left_out", "_rising", "_top", "end", "start")
+
+    def __init__(self, start: int, *, kept_max: int) -> None:
+        self._kept_max = kept_max
+        self._falling: deque[tuple[int, int, int]] = deque()
+        self._rising: list[tuple[int, int]] = []
+        self.begin_at(start)
+
+    def begin_at(self, start: int) -> None:
+        """Nothing is known from `start` on."""
+        self.start = self.end = start
+        self._falling.clear()
+        self._rising.clear()
+        self._left_out: int | None = None
+        self._top = -2  # of all that was added, trimmed or not
+
+    def add(self, entry: EntrySource) -> None:
+        """The one that holds `end`, from `start` on. It may have taken the place of entries that were added before."""
+        assert self.start <= entry.base <= self.end <= entry.last, f"not the next entry: {entry} start={self.start} end={self.end}"
+        if entry.base < self.end:
+            # What is forgotten with them is in `entry`, too.
+            while self._falling and self._falling[-1][0] >= entry.base:
+                self._falling.pop()
+            while self._rising and self._rising[-1][0] >= entry.base:
+                self._rising.pop()
+        self.end = entry.last + 1
+        timestamp = entry.max_timestamp
+        while self._falling and self._falling[-1][2] < timestamp:
+            self._falling.pop()
+        if self._left_out is not None and timestamp > self._left_out:
+            self._left_out = None
+        if self._left_out is None and len(self._falling) < self._kept_max:
+            self._falling.append((entry.base, entry.last, timestamp))
+        else:
+            self._left_out = timestamp if self._left_out is None else self._left_out
+        if timestamp > self._top:
+            self._top = timestamp
+            self._rising.append((entry.base, timestamp))
+            if len(self._rising) > self._kept_max:
+                del self._rising[1::2]
+
+    def trim(self, start: int) -> None:
+        """The entries before `start` are gone. If it begins none of those that are known, nothing is known any more."""
+        if not self.start <= start <= self.end:
+            self.begin_at(start)
+            return
+        self.start = start
+        while self._falling and self._falling[0][1] < start:
+            self._falling.popleft()
+        if self._falling and self._falling[0][0] < start:
+            self.begin_at(start)
+            return
+        if self._rising and self._rising[0][0] < start:
+            del self._rising[: bisect_left(self._rising, (start, -1))]
+
+    def greatest(self) -> tuple[int, int] | None:
+        """Base and timestamp of the first entry with the greatest timestamp; None if there is no entry, or it is not known any more."""
+        if not self._falling:
+            return None
+        base, _, timestamp = self._falling[0]
+        return base, timestamp
+
+    def base_before(self, timestamp_ms: int) -> int:
+        """The base of an entry, or `start`, before which no entry reaches the time."""
+        index = bisect_left(self._rising, timestamp_ms, key=lambda rising: rising[1])
+        return self._rising[index - 1][0] if index else self.start
+
+
+class TimestampedOffset(NamedTuple):
+    offset: int
+    timestamp_ms: int
+
+
+class Timestamps(Protocol):
+    async def first_at_or_after(self, partition: PartitionId, timestamp_ms: int) -> TimestampedOffset | None:
+        """The first readable record whose timestamp is >= `timestamp_ms`; None if there is none. Raises `StorageError`."""
+        ...
+
+    async def of_maximum(self, partition: PartitionId) -> TimestampedOffset | None:
+        """The first record that carries the greatest timestamp; None for an empty log. Raises `StorageError`."""
+        ...
+
+
+def first_reaching(
+    batch: Buffer, header: BatchHeader, start: int, timestamp_ms: int, from_offset: int, *, records_max: int
+) -> TimestampedOffset | None:
+    """The first record at or after a time, from `from_offset` on, of the batch at offset `start` whose header reaches that time.
+
+    Slow, by record: call it off the event loop. Differs from Apache Kafka: at most `records_max` records of a batch are looked at. The
+    header alone tells of those behind them, so the answer is then the first offset behind them with the batch's greatest timestamp: never
+    an offset behind the right one.
+    """
+    try:
+        for record in islice(walk(batch, header), records_max):
+            if record.timestamp_ms >= timestamp_ms and start + record.offset_delta >= from_offset:
+                return TimestampedOffset(start + record.offset_delta, record.timestamp_ms)
+    except Corrupt:
+        # A producer may store records that do not decode: its batch is known by its header alone.
+        return TimestampedOffset(max(start, from_offset), header.max_timestamp)
+    if header.record_count > records_max:
+        return TimestampedOffset(max(start + records_max, from_offset), header.max_timestamp)
+    return None
+
+
+def greatest_from(batch: Buffer, header: BatchHeader, start: int, from_offset: int, *, records_max: int) -> TimestampedOffset | None:
+    """The first record with the greatest timestamp, from `from_offset` on, of the batch at offset `start`. Slow, as `first_reaching` is."""
+    best: TimestampedOffset | None = None
+    try:
+        for record in islice(walk(batch, header), records_max):
+            offset = start + record.offset_delta
+            if offset >= from_offset and record.timestamp_ms > (-1 if best is None else best.timestamp_ms):
+                best = TimestampedOffset(offset, record.timestamp_ms)
+    except Corrupt:
+        return TimestampedOffset(from_offset, header.max_timestamp)
+    if header.record_count > records_max and (best is None or header.max_timestamp > best.timestamp_ms):
+        return TimestampedOffset(max(start + records_max, from_offset), header.max_timestamp)
+    return best
 
 
 class TimeSearch:

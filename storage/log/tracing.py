@@ -13,8 +13,7 @@ from typing import Final, NamedTuple, Protocol
 from runtime.clock import Clock
 from storage.errors import StorageError
 from storage.log.batch import Append, Appended, Batch
-from storage.log.lane import Commit
-from storage.log.partition import PartitionLog
+from storage.log.partition import Commit, PartitionLog
 from storage.recordbatch import CODEC_MASK, HEADER_BYTES, parse_header
 from storage.vocabulary import TopicId
 

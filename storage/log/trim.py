@@ -17,7 +17,7 @@ from runtime.ids import Entropy
 from storage.catalog.records import ATTEMPTS_MAX, given_up, pause
 from storage.errors import Fenced, NotFound, OffsetOutOfRange, OutcomeUnknown, Unavailable
 from storage.formats.control import Control, LogState, encode
-from storage.log.control_reads import ControlReads, failure_of
+from storage.log.fresh_reads import ControlReads, failure_of
 from storage.log.index import out_of_range, readable
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog, Partitions

@@ -15,8 +15,7 @@ from storage.formats.control import Control, LogState, decode_control
 from storage.limits import PRODUCER_PAGES_MAX
 from storage.log.batch import Batch
 from storage.log.decide import FORGOTTEN_AFTER, follows
-from storage.log.lane import Commit
-from storage.log.partition import PartitionLog
+from storage.log.partition import Commit, PartitionLog
 from storage.log.producer_pages import find, is_expired
 from storage.log.producers import PermittedStart
 from storage.metadata.keys import PartitionKeys

@@ -23,8 +23,8 @@ from storage.limits import (
     PRODUCER_PAGES_MAX,
     PRODUCERS_HOT_BYTES_MAX,
 )
-from storage.log.batcher import GATHER_S, FlushSettings
 from storage.log.decide import PRODUCER_EXPIRATION_MS
+from storage.log.flush import GATHER_S, FlushSettings
 from storage.log.limits import DEFAULT_LIMITS
 from storage.log.unknown_producers import PATIENCE_S as UNKNOWN_PATIENCE_S
 from storage.metadata.oxia.following import STREAMS_MAX

@@ -7,18 +7,15 @@ from typing import Final
 
 import pytest
 
-from storage.log.lane import Lane
-from storage.log.partition import PartitionLog
+from storage.log.partition import Lane, PartitionLog, Readers, SeenControl
 from storage.log.producers import ProducerMemory
-from storage.log.seen import SeenControl
-from storage.log.tail import Readers
 from tests.architecture.test_modules import ROOT, modules
 from tests.architecture.trees import nodes_of, tree_of, walked
 
 WRITERS: Final = {
-    "seen": dict.fromkeys(SeenControl.__slots__, "storage/log/seen.py"),
-    "lane": dict.fromkeys(Lane.__slots__, "storage/log/lane.py") | {"gathered": "storage/log/append.py"},
-    "readers": {"tail": "storage/log/tail.py", "wakers": "broker/fetching/waiters.py"},
+    "seen": dict.fromkeys(SeenControl.__slots__, "storage/log/partition.py"),
+    "lane": dict.fromkeys(Lane.__slots__, "storage/log/commit.py") | {"gathered": "storage/log/writer.py"},
+    "readers": {"tail": "storage/log/partition.py", "wakers": "broker/fetching/waiters.py"},
     "producers": dict.fromkeys(ProducerMemory.__slots__, "storage/log/producers.py")
     | {"lost": "storage/log/producers.py", "strangers": "storage/log/producers.py"},
     "log": dict.fromkeys(PartitionLog.__slots__, "storage/log/partition.py"),

@@ -18,7 +18,7 @@ from storage.formats.segment import (
 )
 from storage.formats.segment_writer import Segment, SegmentWriter
 from storage.limits import SEGMENT_FOOTER_BYTES_MAX
-from storage.log.readplan import scan_stamped
+from storage.log.scan import scan_stamped
 from storage.recordbatch import parse_header
 from tests.kit.segments import ID, KEY, PARTITION, bytes_of, decoded, resealed, stamped
 

@@ -9,14 +9,11 @@ from unittest import mock
 from sim.metadata import SimMetadata
 from storage.errors import Unavailable
 from storage.formats.control import Control
-from storage.log.bounds import LogBounds
-from storage.log.commit import Committer, Send
-from storage.log.control_reads import ControlReads, bounds_of
+from storage.log.commit import Committer, DeadWriters, Send
 from storage.log.decide import Outcome
-from storage.log.lane import Commit
-from storage.log.seen import SeenControl
-from storage.log.upload import Uploader
-from storage.log.writers import DeadWriters
+from storage.log.fresh_reads import ControlReads, LogBounds, bounds_of
+from storage.log.partition import Commit, SeenControl
+from storage.log.writer import Uploader
 from storage.metadata.port import Put, WriteOp
 from storage.vocabulary import PartitionId
 

@@ -12,11 +12,13 @@ from unittest import mock
 import msgspec
 
 from storage.formats.control import Control, Entry, IndexChunk
-from storage.log import append, decide, lane
+from storage.log import decide, writer
 from storage.log.batch import Batch
-from storage.log.inline import InlineSettings
+from storage.log.flush import InlineSettings
+from storage.log.partition import Commit, Lane
 
 DRAINED: Final = decide.drained
+JOIN: Final = writer.join
 
 
 def _without_bytes(entries: Sequence[Entry]) -> tuple[Entry, ...]:
@@ -39,14 +41,14 @@ def leaves_the_bytes_behind_when_the_ring_leaves() -> Iterator[None]:
 def joins_a_commit_that_has_begun() -> Iterator[None]:
     """The attempt that is on its way does not have the batch."""
 
-    def joined(lane_: lane.Lane, batch: Batch, settings: InlineSettings) -> lane.Commit | None:
-        last = lane_.commits[-1] if lane_.commits else None
+    def joined(lane: Lane, batch: Batch, settings: InlineSettings) -> Commit | None:
+        last = lane.commits[-1] if lane.commits else None
         return last if last is not None and last.is_inline and not last.is_given_up else None
 
-    def join(commit: lane.Commit, batch: Batch) -> None:
+    def join(commit: Commit, batch: Batch) -> None:
         begun, commit.commit_seq = commit.commit_seq, -1
-        lane.join(commit, batch)
+        JOIN(commit, batch)
         commit.commit_seq = begun
 
-    with mock.patch.object(append, "joined", joined), mock.patch.object(append, "join", join):
+    with mock.patch.object(writer, "joined", joined), mock.patch.object(writer, "join", join):
         yield

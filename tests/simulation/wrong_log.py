@@ -13,7 +13,7 @@ from sim.themes import EXPIRATION_MS
 from storage.errors import StorageError
 from storage.formats.control import Control, IndexChunk, PageRef, encode
 from storage.limits import SEQUENCE_MAX
-from storage.log import batch, commit, decide, lane, page_store, producer_pages, writers
+from storage.log import batch, commit, decide, page_store, partition, producer_pages
 from storage.log.limits import LogLimits
 from storage.log.producers import PermittedStart
 from storage.metadata.port import ABSENT, Applied, Put
@@ -40,7 +40,7 @@ def takes_the_page_it_knows_for_the_one_that_is_named() -> Iterator[None]:
     """What is known of producers is not read again though another broker has replaced their page."""
     known: dict[object, Any] = {}
 
-    def missing(original: Callable[..., Any], self: object, attempt: lane.Commit) -> list[str]:
+    def missing(original: Callable[..., Any], self: object, attempt: partition.Commit) -> list[str]:
         names: list[str] = original(self, attempt)
         control = attempt.log.seen.control
         for ref in control.pages if control is not None else ():
@@ -76,7 +76,7 @@ def counts_whoever_registered_since_the_scan_as_dead() -> Iterator[None]:
         original(self, control)
         return [epoch for epoch in control.writers if epoch not in live.get(id(self), control.writers)]
 
-    with mock.patch.object(writers.DeadWriters, "_look", look), _around(writers.DeadWriters, "of", of):
+    with mock.patch.object(commit.DeadWriters, "_look", look), _around(commit.DeadWriters, "of", of):
         yield
 
 
@@ -98,9 +98,9 @@ def takes_a_conflict_after_an_unknown_attempt_for_the_end_of_it() -> Iterator[No
 def takes_an_absent_entry_for_an_attempt_that_was_not_applied() -> Iterator[None]:
     """Model: F-absent. Somebody may have dropped it."""
 
-    def prepare(original: Callable[..., Any], self: Any, attempt: lane.Commit, **how: Any) -> object:
+    def prepare(original: Callable[..., Any], self: Any, attempt: partition.Commit, **how: Any) -> object:
         attempt.log.lane.committed_epoch = -1
-        with mock.patch.object(writers.BrokerEpoch, "is_registered", return_value=True):
+        with mock.patch.object(partition.BrokerEpoch, "is_registered", return_value=True):
             return original(self, attempt, **how)
 
     with _around(commit.Committer, "_prepare", prepare):
@@ -109,7 +109,7 @@ def takes_an_absent_entry_for_an_attempt_that_was_not_applied() -> Iterator[None
 
 @contextlib.contextmanager
 def commits_objects_that_were_revoked() -> Iterator[None]:
-    def prepare(original: Callable[..., Any], self: Any, attempt: lane.Commit, **how: Any) -> object:
+    def prepare(original: Callable[..., Any], self: Any, attempt: partition.Commit, **how: Any) -> object:
         control = attempt.log.seen.control
         if control is not None and control.revoked_floor:
             attempt.log.seen.control = msgspec.structs.replace(control, revoked_floor="")
@@ -149,7 +149,7 @@ def takes_what_follows_a_lost_batch() -> Iterator[None]:
 def puts_its_own_entry_beside_its_cas() -> Iterator[None]:
     """Models: B, Bn."""
 
-    def prepare(original: Callable[..., Any], self: Any, attempt: lane.Commit, **how: Any) -> Any:
+    def prepare(original: Callable[..., Any], self: Any, attempt: partition.Commit, **how: Any) -> Any:
         step = original(self, attempt, **how)
         if isinstance(step, commit.Send) and step.decision.control is not None:
             own = IndexChunk(entries=step.decision.control.pending)
@@ -163,12 +163,12 @@ def puts_its_own_entry_beside_its_cas() -> Iterator[None]:
 
 @contextlib.contextmanager
 def numbers_every_commit_alike() -> Iterator[None]:
-    def begin(self: lane.Commit, epoch: writers.BrokerEpoch) -> None:
+    def begin(self: partition.Commit, epoch: partition.BrokerEpoch) -> None:
         if not self.has_begun:
             self.epoch, self.commit_seq = epoch.current, 1
         self.attempt += 1
 
-    with mock.patch.object(lane.Commit, "begin", begin):
+    with mock.patch.object(partition.Commit, "begin", begin):
         yield
 
 
@@ -186,12 +186,12 @@ def keeps_the_bytes_of_what_it_has_answered() -> Iterator[None]:
 
 @contextlib.contextmanager
 def counts_no_bytes_of_what_it_carries() -> Iterator[None]:
-    def split(original: Callable[..., Any], self: lane.InFlight, commit: lane.Commit, rest: lane.Commit) -> None:
+    def split(original: Callable[..., Any], self: partition.InFlight, commit: partition.Commit, rest: partition.Commit) -> None:
         original(self, commit, rest)
         self.size_bytes -= rest.size_bytes
         rest.size_bytes = 0
 
-    with _around(lane.InFlight, "split", split):
+    with _around(partition.InFlight, "split", split):
         yield
 
 

@@ -22,7 +22,7 @@ from broker.protocol.request import Request
 from runtime.turns import Turns
 from storage.catalog.topics import Topic
 from storage.errors import StorageError, Unavailable
-from storage.log.bounds import LogBounds
+from storage.log.fresh_reads import LogBounds
 from storage.vocabulary import PartitionId
 
 _NO_LAG: Final = 0

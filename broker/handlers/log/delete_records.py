@@ -31,7 +31,7 @@ from storage.catalog.topic_configs import value_of
 from storage.catalog.topic_names import INTERNAL
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
-from storage.log.seen import AGE_S_MAX
+from storage.log.partition import AGE_S_MAX
 from storage.log.trim import HIGH_WATERMARK
 from storage.vocabulary import PartitionId
 

@@ -26,7 +26,7 @@ from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from runtime.turns import Turns
 from storage.errors import StorageError
-from storage.log.active_producers import ActiveProducer
+from storage.log.page_store import ActiveProducer
 from storage.vocabulary import PartitionId
 
 READS_MAX: Final = 16

@@ -34,10 +34,10 @@ from runtime.turns import Turns, in_turns
 from storage.catalog.topics import Topic, Topics
 from storage.errors import NotFound, OffsetOutOfRange, StorageError, Unavailable
 from storage.limits import FETCH_RESPONSE_BYTES_MAX, MIB
-from storage.log.control_reads import ControlReads
+from storage.log.fresh_reads import ControlReads
 from storage.log.index import check_range, readable
 from storage.log.partition import Partitions
-from storage.log.read import Reader
+from storage.log.reader import Reader
 from storage.vocabulary import PartitionId, TopicId
 
 FULL_FETCH_EPOCHS: Final = (0, -1)

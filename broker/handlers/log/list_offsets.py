@@ -26,7 +26,7 @@ from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from runtime.turns import ITEMS_DEFAULT
 from storage.errors import StorageError, Unavailable
-from storage.log.timestamps import TimestampedOffset, Timestamps
+from storage.log.time_search import TimestampedOffset, Timestamps
 
 LATEST: Final = -1
 EARLIEST: Final = -2

@@ -25,10 +25,10 @@ from runtime.clock import Clock
 from runtime.turns import Turns
 from storage.catalog.topics import Topic, Topics
 from storage.errors import Corrupt, NotFound, StorageError, Unavailable, without_frames
-from storage.log.append import Appender
 from storage.log.batch import Append, Appended, Batch, batch_of
 from storage.log.partition import Partitions
 from storage.log.tracing import Submit, Tracing
+from storage.log.writer import Appender
 from storage.recordbatch import CODEC_MASK, NO_PRODUCER, BatchHeader, parse_header, stamp_log_append_time
 from storage.vocabulary import PartitionId
 

@@ -16,7 +16,7 @@ from storage.formats.segment import (
     footer_bytes_missing,
     segment_key,
 )
-from storage.log.readplan import scan_stamped
+from storage.log.scan import scan_stamped
 from storage.objects.port import ObjectStat, ObjectStore
 from storage.vocabulary import PartitionId
 

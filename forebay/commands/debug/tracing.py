@@ -32,7 +32,7 @@ from storage.formats.source import object_of
 from storage.formats.wal import WalHeader, decode_header, header_bytes, object_key
 from storage.limits import WAL_OBJECT_SLICES_MAX
 from storage.log.index import covering
-from storage.log.readplan import scan
+from storage.log.scan import scan
 from storage.metadata import keys
 from storage.metadata.port import MetadataStore
 from storage.objects.port import ObjectStore

@@ -23,9 +23,9 @@ from storage.cache.blocks import BlockCache
 from storage.errors import StorageError
 from storage.formats.control import Control, encode
 from storage.log.batch import Append, Appended, batch_of
-from storage.log.batcher import FlushSettings
+from storage.log.flush import FlushSettings
+from storage.log.partition import BrokerEpoch
 from storage.log.parts import LogParts, open_log
-from storage.log.writers import BrokerEpoch
 from storage.metadata import keys
 from storage.metadata.oxia.location import parse_oxia_url
 from storage.metadata.oxia.store import OxiaMetadataStore

@@ -14,7 +14,7 @@ from broker.protocol import support
         ("<encoder of MetadataResponse 13>", "Metadata"),
         ("<decoder of NoSuchThingRequest 4>", None),
         ("broker/handling/errors.py", None),
-        ("storage/log/append.py", None),
+        ("storage/log/writer.py", None),
     ],
 )
 def test_code_says_which_api_it_serves(filename: str, api: str | None) -> None:

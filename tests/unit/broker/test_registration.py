@@ -17,7 +17,7 @@ from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
 from storage.errors import AlreadyExists, OutcomeUnknown, StorageError, Unavailable
 from storage.log.batch import Appended
 from storage.log.limits import LogLimits
-from storage.log.writers import BrokerEpoch
+from storage.log.partition import BrokerEpoch
 from storage.metadata import keys
 from storage.metadata.memory import MemorySession
 from storage.metadata.port import Put, Record

@@ -18,7 +18,7 @@ from broker.handling.kio_types import as_i32, as_i64
 from broker.protocol import codec
 from broker.protocol.repeated_list_offsets import FLEXIBLE_MINIMUM, RepeatedRequest
 from storage.errors import NotFound, StorageError, Unavailable
-from storage.log.bounds import LogBounds
+from storage.log.fresh_reads import LogBounds
 from tests.kit.raw_client import frame_of
 from tests.unit.broker.handlers.log.test_list_offsets import request
 from tests.unit.broker.test_dispatch import Desk, answer, desk, joined

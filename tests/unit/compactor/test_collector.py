@@ -20,7 +20,7 @@ from storage.errors import Corrupt, StorageError, Unavailable
 from storage.formats.control import Control, LogState, encode
 from storage.formats.segment import segment_key
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
-from storage.log.batcher import FlushSettings
+from storage.log.flush import FlushSettings
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Applied, Key, NotApplied, Put, Record, Unknown, WriteOp, WriteOutcome, children_of

@@ -17,7 +17,7 @@ from storage.formats.compaction import CompactionState, decode_attempt
 from storage.formats.control import Control, LogState, encode, inline_bytes
 from storage.formats.segment import decode_footer, parse_segment_key, segment_key
 from storage.formats.wal import object_key
-from storage.log.inline import InlineSettings
+from storage.log.flush import InlineSettings
 from storage.log.limits import DEFAULT_LIMITS
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore

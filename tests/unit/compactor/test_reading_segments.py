@@ -9,7 +9,7 @@ from storage.formats.control import SegmentEntry, SegmentFact, encode, with_rewr
 from storage.formats.segment import FOOTER_READ_BYTES, HEADER_BYTES, segment_key
 from storage.formats.wal import object_key
 from storage.limits import BLOCK_BYTES, MIB
-from storage.log.entry_scan import entry_pages
+from storage.log.index import entry_pages
 from storage.log.limits import LogLimits
 from storage.metadata.port import Applied, Delete, Put
 from storage.recordbatch import parse_header

@@ -25,8 +25,7 @@ from runtime.clock import SystemClock
 from storage.errors import Corrupt, EndsEarly, NotFound, StorageError, Unavailable
 from storage.formats.control import Control, Entry, encode
 from storage.formats.wal import object_key
-from storage.log.batcher import FlushSettings
-from storage.log.inline import NO_INLINE, InlineSettings
+from storage.log.flush import NO_INLINE, FlushSettings, InlineSettings
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Put

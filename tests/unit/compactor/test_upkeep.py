@@ -31,7 +31,7 @@ from storage.errors import Corrupt, NotFound, Unavailable
 from storage.formats.control import Control, decode_control, encode, with_rewritten
 from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
-from storage.log.batcher import FlushSettings
+from storage.log.flush import FlushSettings
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore

@@ -24,7 +24,7 @@ from broker.groups.members import Protocol
 from broker.groups.settings import GroupSettings
 from runtime.telemetry import Telemetry
 from storage.errors import StorageError, Unavailable
-from storage.log.bounds import LogBounds
+from storage.log.fresh_reads import LogBounds
 from storage.vocabulary import PartitionId
 from tests.kit.coordinating import Node, World, committed, simple, stable, world
 from tests.kit.group_offsets import restarted, topic_of

@@ -34,9 +34,9 @@ from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topic, Topics
 from storage.errors import NotFound, StorageError
 from storage.formats.control import LogState, decode_control
-from storage.log.active_producers import ActiveProducer
-from storage.log.bounds import LogBounds
-from storage.log.timestamps import TimestampedOffset
+from storage.log.fresh_reads import LogBounds
+from storage.log.page_store import ActiveProducer
+from storage.log.time_search import TimestampedOffset
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.vocabulary import PartitionId

@@ -22,7 +22,7 @@ from runtime.telemetry import Telemetry
 from storage.catalog.limits import DEFAULT_LIMITS as DEFAULT_CATALOG_LIMITS
 from storage.catalog.limits import CatalogLimits
 from storage.catalog.topics import Topic, Topics
-from storage.log.batcher import FlushSettings
+from storage.log.flush import FlushSettings
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import OnChange

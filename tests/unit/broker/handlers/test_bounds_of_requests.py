@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 from broker.handlers.log import delete_records, describe_producers, list_offsets
 from broker.handling.config_alterations import KEYS_MAX
 from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
-from storage.log.bounds import LogBounds
+from storage.log.fresh_reads import LogBounds
 from storage.vocabulary import PartitionId
 from tests.kit.record_batches import record_batch
 from tests.unit.broker.handlers.asking import cluster, error_of

@@ -10,7 +10,7 @@ from broker.handling.context import BrokerParts
 from broker.handling.partition_bounds import TopicPartition, read_bounds
 from runtime.ids import IdSource
 from storage.catalog.topics import Topics
-from storage.log.bounds import LogBounds
+from storage.log.fresh_reads import LogBounds
 from storage.metadata.memory import MemoryMetadataStore
 from storage.vocabulary import PartitionId
 from tests.kit.faulty_metadata import FaultyMetadata, ManualClock, no_jitter

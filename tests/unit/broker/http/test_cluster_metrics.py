@@ -11,7 +11,7 @@ from broker.http.cluster_metrics import GROUP_OFFSETS_SHOWN_MAX, PARTITIONS_SHOW
 from storage.catalog.groups import GroupHead
 from storage.catalog.topics import Topic
 from storage.errors import Unavailable
-from storage.log.bounds import LogBounds
+from storage.log.fresh_reads import LogBounds
 from storage.vocabulary import TopicId
 from tests.kit.clustering import Member, running_cluster
 from tests.kit.coordinating import committed, simple, stable

@@ -20,12 +20,11 @@ from storage.formats.control import Control, decode_control, encode
 from storage.formats.levels import LEVEL_MAX
 from storage.limits import BLOCK_BYTES, PART_BYTES
 from storage.log.batch import Append, Appended, batch_of
-from storage.log.batcher import FlushSettings
-from storage.log.inline import NO_INLINE, InlineSettings
+from storage.log.flush import NO_INLINE, FlushSettings, InlineSettings
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
+from storage.log.partition import BrokerEpoch
 from storage.log.parts import LogParts, open_log
 from storage.log.unknown_producers import Former, no_former
-from storage.log.writers import BrokerEpoch
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Applied, NotApplied, Put, Unknown, WriteOp, WriteOutcome

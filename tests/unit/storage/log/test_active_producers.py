@@ -3,8 +3,8 @@ import pytest
 from runtime.clock import SystemClock
 from storage.errors import Corrupt, NotFound, Unavailable
 from storage.formats.control import Control, PageRef, ProducerBatch, ProducerPage, ProducerState, encode
-from storage.log.active_producers import ActiveProducer
 from storage.log.decide import PRODUCER_EXPIRATION_MS
+from storage.log.page_store import ActiveProducer
 from storage.metadata import keys
 from storage.metadata.port import Delete, Put
 from storage.vocabulary import PartitionId

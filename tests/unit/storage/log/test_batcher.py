@@ -1,7 +1,7 @@
 """When a flush is due."""
 
 from storage.log.batch import Append, Batch
-from storage.log.batcher import FlushSettings, LastFlush, OpenFlush, Trigger
+from storage.log.flush import FlushSettings, LastFlush, OpenFlush, Trigger
 from tests.kit.batches import batch_bytes
 
 SETTINGS = FlushSettings(interval_s=0.25, bytes_max=300, partitions_max=2, gather_s=0.005)

@@ -10,9 +10,8 @@ from sim.loop import VirtualClock, VirtualLoop
 from storage.errors import Unavailable
 from storage.formats.control import Control, LogState, encode
 from storage.log.batch import Appended
-from storage.log.batcher import FlushSettings
 from storage.log.carried import LOOK_EVERY_S
-from storage.log.inline import Gathers, InlineSettings
+from storage.log.flush import FlushSettings, Gathers, InlineSettings
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import ABSENT, Put
 from storage.vocabulary import PartitionId

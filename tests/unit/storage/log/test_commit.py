@@ -9,7 +9,7 @@ from runtime.ulid import encode_ulid
 from storage.errors import InvalidProducerEpoch, NotFound, OutcomeUnknown, OutOfOrderSequence, Unavailable
 from storage.formats.control import Control, LogState, WriterEntry, encode
 from storage.log.batch import Appended
-from storage.log.batcher import FlushSettings
+from storage.log.flush import FlushSettings
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore

@@ -10,9 +10,8 @@ from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from storage.errors import NotFound, Unavailable
 from storage.formats.control import Control, decode_control, encode
-from storage.log import control_reads
-from storage.log.bounds import LogBounds
-from storage.log.control_reads import DECODED_AT_ONCE, ControlReads
+from storage.log import fresh_reads
+from storage.log.fresh_reads import DECODED_AT_ONCE, ControlReads, LogBounds
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog, Partitions
 from storage.metadata.memory import MemoryMetadataStore
@@ -116,7 +115,7 @@ def test_idle_partitions_are_forgotten_when_there_are_too_many() -> None:
     assert len(partitions) <= 10
     assert partitions.get(PARTITION) is busy
     assert partitions.by_control_path(busy.keys.control.path) is busy
-    assert isinstance(control_reads.bounds_of(busy), NotFound)
+    assert isinstance(fresh_reads.bounds_of(busy), NotFound)
 
 
 @contextlib.asynccontextmanager
@@ -196,7 +195,7 @@ async def test_a_record_that_is_known_is_not_decoded_again(monkeypatch: pytest.M
         decoded.append(path)
         return decode_control(value, path=path)
 
-    monkeypatch.setattr(control_reads, "decode_control", decode)
+    monkeypatch.setattr(fresh_reads, "decode_control", decode)
     store, partitions = Slow(), Partitions()
     store.let_go.set()
     log = partitions.get(PARTITION)

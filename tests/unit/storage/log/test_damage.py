@@ -2,7 +2,7 @@ from structlog.testing import capture_logs
 
 from runtime.telemetry import Telemetry
 from storage.errors import Corrupt
-from storage.log.damage import LINES_MAX, LINES_PER_S, TELL_AGAIN_S, Cause, Damage
+from storage.log.reader import LINES_MAX, LINES_PER_S, TELL_AGAIN_S, Cause, Damage
 from storage.vocabulary import PartitionId, TopicId
 from tests.kit.faulty_metadata import ManualClock
 

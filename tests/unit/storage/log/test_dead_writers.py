@@ -8,8 +8,9 @@ from runtime.telemetry import Telemetry
 from storage.errors import Unavailable
 from storage.formats.control import Control, WriterEntry
 from storage.log.batch import Appended
+from storage.log.commit import DeadWriters
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
-from storage.log.writers import BrokerEpoch, DeadWriters
+from storage.log.partition import BrokerEpoch
 from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import rig
 from tests.unit.storage.log.test_commit import replace_control

@@ -15,8 +15,8 @@ from storage.errors import Unavailable
 from storage.formats.control import Entry
 from storage.formats.wal import object_key
 from storage.limits import KIB
-from storage.log.entries_ahead import EntriesAhead, Range
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
+from storage.log.prefetch import EntriesAhead, Range
 from storage.vocabulary import Buffer, ObjectId, PartitionId, TopicId
 from tests.kit.record_batches import record_batch
 from tests.kit.stepping_clock import SteppingClock

@@ -4,7 +4,7 @@ import pytest
 
 from runtime.clock import SystemClock
 from storage.formats.control import Control
-from storage.log.entry_scan import EntriesMoved, entry_pages
+from storage.log.index import EntriesMoved, entry_pages
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.vocabulary import PartitionId, TopicId

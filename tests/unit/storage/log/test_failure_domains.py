@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from runtime.clock import SystemClock
 from storage.formats.control import Control, encode
 from storage.log.batch import Appended
-from storage.log.batcher import FlushSettings
+from storage.log.flush import FlushSettings
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Key, Put, WriteOp, WriteOutcome

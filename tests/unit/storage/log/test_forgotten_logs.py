@@ -9,8 +9,8 @@ from runtime.telemetry import Telemetry
 from storage.errors import NotFound, StorageError, Unavailable
 from storage.formats.control import Control, LogState, ProducerBatch, ProducerState
 from storage.log.batch import Appended
-from storage.log.batcher import FlushSettings
-from storage.log.bounds import LogBounds
+from storage.log.flush import FlushSettings
+from storage.log.fresh_reads import LogBounds
 from storage.log.limits import LogLimits
 from storage.log.partition import Partitions
 from storage.log.trim import HIGH_WATERMARK

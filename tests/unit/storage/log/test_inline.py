@@ -9,14 +9,12 @@ from runtime.clock import SystemClock
 from storage.errors import Corrupt, StorageError, Unavailable
 from storage.formats.control import Entry, inline_bytes
 from storage.formats.levels import LEVEL_OF_INLINE
-from storage.log.append import TURNS_MAX
 from storage.log.batch import Appended
-from storage.log.batcher import FlushSettings
-from storage.log.inline import CONFLICTS_MAX, CommitBudget, Gathers, InlineSettings
-from storage.log.lane import CONFLICT_MEMORY
+from storage.log.commit import CONFLICT_MEMORY
+from storage.log.flush import CONFLICTS_MAX, CommitBudget, FlushSettings, Gathers, InlineSettings
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
-from storage.log.read import read_inline
-from storage.log.upload_places import UPLOADS_MAX
+from storage.log.reader import read_inline
+from storage.log.writer import TURNS_MAX, UPLOADS_MAX
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Put

@@ -1,5 +1,5 @@
 from storage.formats.control import SegmentEntry
-from storage.log.kept_segments import KeptSegments
+from storage.log.index import KeptSegments
 from storage.log.limits import DEFAULT_LIMITS
 from storage.vocabulary import ObjectId, PartitionId, TopicId
 

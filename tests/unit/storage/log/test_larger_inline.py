@@ -7,8 +7,7 @@ import pytest
 from runtime.clock import SystemClock
 from sim.loop import VirtualClock, VirtualLoop
 from storage.log.batch import Appended
-from storage.log.batcher import FlushSettings
-from storage.log.inline import CONFLICTS_MAX, FULL_S, Gathers, InlineSettings
+from storage.log.flush import CONFLICTS_MAX, FULL_S, FlushSettings, Gathers, InlineSettings
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.metadata import keys
 from storage.metadata.port import Put

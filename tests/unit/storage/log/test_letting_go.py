@@ -8,9 +8,9 @@ import pytest
 
 from storage.errors import OutcomeUnknown, StorageError, Unavailable
 from storage.log.batch import Append, Appended, batch_of
-from storage.log.batcher import FlushSettings
+from storage.log.flush import FlushSettings
 from storage.log.limits import LogLimits
-from storage.log.upload_places import UPLOADS_MAX
+from storage.log.writer import UPLOADS_MAX
 from storage.recordbatch import parse_header
 from tests.kit.batches import batch_bytes
 from tests.kit.collector import no_collector

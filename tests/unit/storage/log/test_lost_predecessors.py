@@ -6,9 +6,9 @@ from collections.abc import Callable
 from storage.errors import OutcomeUnknown, OutOfOrderSequence, Unavailable
 from storage.formats.control import Control, encode
 from storage.log.batch import Appended
-from storage.log.batcher import FlushSettings
+from storage.log.flush import FlushSettings
 from storage.log.limits import LogLimits
-from storage.log.upload_places import UPLOADS_MAX
+from storage.log.writer import UPLOADS_MAX
 from storage.metadata import keys
 from storage.metadata.port import Put
 from tests.kit.batches import batch_bytes

@@ -6,7 +6,7 @@ import msgspec
 
 from storage.formats.control import PageRef, encode
 from storage.log.batch import Appended
-from storage.log.batcher import FlushSettings
+from storage.log.flush import FlushSettings
 from storage.metadata import keys
 from storage.metadata.port import Put
 from tests.kit.batches import batch_bytes

@@ -12,7 +12,7 @@ from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
 from storage.errors import Corrupt, OutOfOrderSequence, StorageError
 from storage.log.batch import Appended
-from storage.log.bounds import LogBounds
+from storage.log.fresh_reads import LogBounds
 from storage.log.limits import LogLimits
 from storage.log.page_store import PageStore
 from storage.log.producer_pages import page_name, prepared_for

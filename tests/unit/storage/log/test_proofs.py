@@ -10,9 +10,9 @@ from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from storage.errors import Unavailable
 from storage.formats.control import Control
+from storage.log.fresh_reads import Proofs
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog
-from storage.log.proofs import Proofs
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Applied, OpResult, Put, Status, WriteOp, WriteOutcome
 from tests.unit.storage.log.rig import PARTITION

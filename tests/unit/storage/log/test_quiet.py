@@ -9,7 +9,7 @@ import pytest
 
 from sim.loop import VirtualClock, VirtualLoop
 from storage.log.batch import Appended
-from storage.log.batcher import (
+from storage.log.flush import (
     ECHO_BEGINS_S,
     ECHO_GROWS_MAX,
     ECHO_PACED_PARTS,
@@ -23,7 +23,7 @@ from storage.log.batcher import (
     OpenFlush,
 )
 from storage.log.limits import DEFAULT_LIMITS
-from storage.log.upload_places import UPLOADS_MAX
+from storage.log.writer import UPLOADS_MAX
 from storage.recordbatch import HEADER_BYTES
 from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import Rig, rig

@@ -14,11 +14,11 @@ from runtime.clock import SystemClock
 from storage.errors import Corrupt, EndsEarly, NotFound, OffsetOutOfRange, StorageError, Unavailable
 from storage.formats.control import Control, encode
 from storage.formats.wal import object_key
-from storage.log.batcher import FlushSettings
-from storage.log.damage import LOOK_AGAIN_S
+from storage.log.flush import FlushSettings
 from storage.log.index import check_range
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
-from storage.log.tail import BatchRun
+from storage.log.reader import LOOK_AGAIN_S
+from storage.log.scan import BatchRun
 from storage.metadata import keys
 from storage.metadata.port import Put
 from storage.recordbatch import parse_header

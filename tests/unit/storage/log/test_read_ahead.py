@@ -19,7 +19,7 @@ from storage.formats.control import SegmentEntry
 from storage.formats.segment import segment_key
 from storage.limits import MIB
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
-from storage.log.read_ahead import FRONT_KEPT_S, Fronts, ReadAhead
+from storage.log.prefetch import FRONT_KEPT_S, Fronts, ReadAhead
 from tests.kit.by_ranges import PartsByRange
 from tests.kit.record_batches import record_batch
 from tests.kit.stepping_clock import SteppingClock

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import Corrupt
-from storage.log.readplan import scan, scan_stamped
+from storage.log.scan import scan, scan_stamped
 from storage.recordbatch import HEADER_BYTES, restamp
 from tests.kit.batches import batch_bytes
 

@@ -4,7 +4,7 @@ import asyncio
 
 from storage.errors import OutcomeUnknown, Unavailable
 from storage.log.batch import Appended
-from storage.log.batcher import FlushSettings
+from storage.log.flush import FlushSettings
 from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import rig
 

@@ -14,12 +14,11 @@ from storage.formats.control import Control, Entry, IndexChunk, encode
 from storage.limits import COMMIT_BATCHES_MAX
 from storage.log import producer_pages
 from storage.log.batch import Appended
-from storage.log.damage import Damage
-from storage.log.flights import Flights
-from storage.log.kept_chunks import KeptChunks
+from storage.log.index import KeptChunks
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog, Partitions
 from storage.log.producers import PAGE_GARBAGE_MAX
+from storage.log.reader import Damage, Flights
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Put
 from storage.vocabulary import PartitionId

@@ -3,8 +3,8 @@
 import pytest
 
 from storage.formats.control import Control, Entry, IndexChunk, decode_chunk
+from storage.log.commit import put_chunk
 from storage.log.decide import drained
-from storage.log.index_chunks import put_chunk
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import ABSENT, Put
 from storage.vocabulary import ObjectId

@@ -19,7 +19,7 @@ from storage.formats.control import (
     decode_control,
     encode,
 )
-from storage.log.kept_chunks import KeptChunks
+from storage.log.index import KeptChunks
 from storage.log.partition import COUNTED_EVERY, FEW, LOG_BYTES, Partitions
 from storage.vocabulary import PartitionId, TopicId
 from tests.kit.collector import no_collector

@@ -12,9 +12,8 @@ from storage.formats.segment import HEADER_BYTES
 from storage.formats.segment_writer import SegmentWriter
 from storage.log import segments
 from storage.log.limits import LogLimits
-from storage.log.read_ahead import ReadAhead
-from storage.log.segments import Elsewhere
-from storage.log.tail import BatchRun
+from storage.log.prefetch import ReadAhead
+from storage.log.scan import BatchRun, Elsewhere
 from tests.unit.storage.log.made_segments import IDS, batch, counted_gets, put_segment, set_segments
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from storage.errors import Corrupt
 from storage.formats.control import Entry
 from storage.log.limits import DEFAULT_LIMITS
-from storage.log.readplan import scan
-from storage.log.stamping import check_passed, stamp
-from storage.log.tail import BatchRun
+from storage.log.scan import BatchRun, check_passed, scan, stamp
 from storage.recordbatch import HEADER_BYTES, STAMP_BYTES, restamp
 from storage.vocabulary import ObjectId
 from tests.kit.batches import batch_bytes

@@ -8,7 +8,8 @@ from runtime.frames import FRAME_OVERHEAD_BYTES, Account, make_frame
 from runtime.telemetry import Telemetry
 from storage.log.batch import Append, Batch
 from storage.log.limits import DEFAULT_LIMITS
-from storage.log.tail import DROPPED_KEPT_MAX, FRAME_SHARE_MIN, RUN_OVERHEAD_BYTES, BatchRun, Tail, TailCache
+from storage.log.partition import DROPPED_KEPT_MAX, FRAME_SHARE_MIN, RUN_OVERHEAD_BYTES, Tail, TailCache
+from storage.log.scan import BatchRun
 from storage.recordbatch import parse_header
 from tests.kit.batches import batch_bytes
 

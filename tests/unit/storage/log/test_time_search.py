@@ -15,11 +15,11 @@ from compactor.plan import CompactionPolicy
 from runtime.blocking import InlineBlocking, T
 from storage.errors import Unavailable
 from storage.formats.control import Entry
-from storage.log import entry_times
+from storage.log import time_search
 from storage.log.index import check_range
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog
-from storage.log.timestamps import TimestampedOffset
+from storage.log.time_search import TimestampedOffset
 from storage.metadata import memory
 from tests.unit.compactor.compacting import compacting
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
@@ -145,8 +145,8 @@ async def test_the_greatest_timestamp_that_trimming_left_is_found_in_one_object(
 async def test_entries_are_gone_through_once_whatever_is_trimmed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timestamps that fall: each trim takes the greatest one away."""
     added: list[int] = []
-    add = entry_times.EntryTimes.add
-    monkeypatch.setattr(entry_times.EntryTimes, "add", lambda self, entry: (added.append(entry.base), add(self, entry)))
+    add = time_search.EntryTimes.add
+    monkeypatch.setattr(time_search.EntryTimes, "add", lambda self, entry: (added.append(entry.base), add(self, entry)))
     count = 6 * DEFAULT_LIMITS.pending_entries_max
     async with rig() as broker:
         for n in range(count):

@@ -3,9 +3,9 @@
 import asyncio
 
 from storage.log.batch import Appended
-from storage.log.batcher import FlushSettings
+from storage.log.flush import FlushSettings
 from storage.log.limits import LogLimits
-from storage.log.upload_places import UPLOADS_MAX, UploadPlaces
+from storage.log.writer import UPLOADS_MAX, UploadPlaces
 from storage.vocabulary import Buffer, PartitionId
 from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, TOPIC, rig

@@ -7,7 +7,7 @@ import pytest
 
 from compactor.references import wal_references
 from storage.formats.control import Entry
-from storage.log.inline import InlineSettings
+from storage.log.flush import InlineSettings
 from storage.verify.findings import FindingKind
 from storage.verify.partition_totals import partition_totals
 from storage.verify.reading import StoreReading

@@ -7,7 +7,7 @@ from kio.schema.errors import ErrorCode
 from broker.handlers.cluster import describe_log_dirs
 from broker.handlers.cluster.describe_log_dirs import size_bytes
 from storage.errors import Corrupt, Unavailable
-from storage.log.bounds import LogBounds
+from storage.log.fresh_reads import LogBounds
 from tests.unit.broker.handlers.asking import Cluster, cluster, error_of
 
 

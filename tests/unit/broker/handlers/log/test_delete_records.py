@@ -10,7 +10,7 @@ from broker.handlers.log import delete_records
 from broker.limits import BrokerLimits
 from sim.loop import VirtualLoop
 from storage.errors import NotFound, OffsetOutOfRange, OutcomeUnknown, StorageError, Unavailable
-from storage.log.seen import AGE_S_MAX
+from storage.log.partition import AGE_S_MAX
 from storage.vocabulary import PartitionId
 from tests.kit.record_batches import record_batch
 from tests.unit.broker.handlers.asking import Cluster, cluster

@@ -6,7 +6,7 @@ from kio.schema.errors import ErrorCode
 
 from broker.handlers.log import describe_producers
 from storage.errors import Unavailable
-from storage.log.active_producers import ActiveProducer
+from storage.log.page_store import ActiveProducer
 from tests.unit.broker.handlers.asking import Cluster, cluster, error_of
 
 

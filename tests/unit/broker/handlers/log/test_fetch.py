@@ -19,8 +19,8 @@ from storage.errors import Unavailable
 from storage.formats.control import LogState, encode
 from storage.limits import FETCH_RESPONSE_BYTES_MAX, KIB, MIB
 from storage.log.partition import PartitionLog
-from storage.log.read import Reader
-from storage.log.tail import BatchRun
+from storage.log.reader import Reader
+from storage.log.scan import BatchRun
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, Put
 from storage.recordbatch import parse_header

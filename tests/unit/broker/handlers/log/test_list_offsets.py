@@ -10,8 +10,8 @@ from broker.handlers.log import list_offsets
 from broker.limits import BrokerLimits
 from storage.catalog.topics import Topic
 from storage.errors import Corrupt, NotFound, Unavailable
-from storage.log.bounds import LogBounds
-from storage.log.timestamps import TimestampedOffset
+from storage.log.fresh_reads import LogBounds
+from storage.log.time_search import TimestampedOffset
 from tests.unit.broker.handlers.asking import Cluster, cluster, error_of
 
 NONE = (ErrorCode.none, -1, -1, -1)

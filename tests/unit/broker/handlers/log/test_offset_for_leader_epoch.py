@@ -4,7 +4,7 @@ from kio.schema.errors import ErrorCode
 
 from broker.handlers.log import offset_for_leader_epoch
 from storage.errors import Unavailable
-from storage.log.bounds import LogBounds
+from storage.log.fresh_reads import LogBounds
 from tests.unit.broker.handlers.asking import Cluster, cluster, error_of
 
 

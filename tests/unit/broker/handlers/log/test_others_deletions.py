@@ -18,7 +18,7 @@ from runtime.supervision import Nursery
 from sim.loop import VirtualClock, VirtualLoop
 from storage.catalog.topics import Topics
 from storage.formats.control import LogState, encode
-from storage.log.seen import AGE_S_MAX
+from storage.log.partition import AGE_S_MAX
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key, Put, Record
 from storage.objects.memory import MemoryObjectStore

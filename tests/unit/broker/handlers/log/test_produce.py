@@ -8,7 +8,7 @@ from kio.schema.errors import ErrorCode
 from broker.protocol.produce import PartitionResult
 from storage.catalog.topic_names import INTERNAL
 from storage.errors import Unavailable
-from storage.log.batcher import FlushSettings
+from storage.log.flush import FlushSettings
 from storage.log.limits import LogLimits
 from storage.recordbatch import checksum, parse_header
 from tests.kit.record_batches import NOW_MS, record_batch

@@ -43,11 +43,11 @@ from storage.formats.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from storage.formats.segment_writer import Segment, SegmentWriter
 from storage.formats.wal import decode_header, header_bytes
 from storage.log.batch import Append, Appended, batch_of
-from storage.log.batcher import FlushSettings
+from storage.log.flush import FlushSettings
 from storage.log.limits import DEFAULT_LIMITS
+from storage.log.partition import BrokerEpoch
 from storage.log.parts import LogParts, open_log
 from storage.log.producer_pages import page_name
-from storage.log.writers import BrokerEpoch
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Key, Put

@@ -9,7 +9,7 @@ from runtime.clock import SystemClock
 from storage.catalog.records import encode
 from storage.catalog.topics import Topic
 from storage.formats.wal import object_key
-from storage.log.inline import NO_INLINE, InlineSettings
+from storage.log.flush import NO_INLINE, InlineSettings
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Put

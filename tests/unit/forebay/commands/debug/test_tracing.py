@@ -17,7 +17,7 @@ from storage.catalog.topics import Topic, TopicState
 from storage.errors import Unavailable
 from storage.formats.control import Control, Entry, LogState, encode
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
-from storage.log.inline import InlineSettings
+from storage.log.flush import InlineSettings
 from storage.log.limits import DEFAULT_LIMITS
 from storage.metadata import keys
 from storage.metadata.port import Delete, Key, Put, Record

@@ -1,19 +1,21 @@
 """The appender: gather batches of all connections, seal them into WAL objects, upload, hand over to the committer.
 
     submit → open flush → (due) seal: object id, header, one Commit per partition into its lane → upload → Committer.run
-           ↘ small, and nothing gathered before it: a Commit that carries it → Committer.run (storage/log/inline.py)
+           ↘ small, and nothing gathered before it: a Commit that carries it → Committer.run (storage/log/flush.py)
 
 A flush that time alone made due, and whose slices are all small, is carried by its commits, too: it stores no object.
 
-Uploads of later flushes run while earlier ones commit; a lane keeps the order of its partition. Bytes in flight are bounded by whoever
-admits requests (broker/admission.py); the number of uploads is bounded here, and while all of them are busy a flush that is due by time
-alone goes on gathering instead of making a small object. An upload that takes long gives its place to another: a slow prefix of the bucket
-holds up what it was sent, and no more.
+Uploads of later flushes run while earlier ones commit; a lane keeps the order of its partition. Admission bounds the bytes in flight
+(broker/admission.py). `UploadPlaces` bounds the number of uploads. While all of them are busy, a flush that is due by time alone goes on
+gathering instead of making a small object. An upload that takes long gives its place to another: a slow prefix of the bucket holds up what
+it was sent, and no more.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Final
 
 from prometheus_client import Counter, Histogram
@@ -22,32 +24,33 @@ from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Children, Metric, Telemetry
-from storage.errors import StorageError, Unavailable
+from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.log.batch import Batch
-from storage.log.batcher import FlushSettings, LastFlush, OpenFlush, Trigger
 from storage.log.carried import Carried
-from storage.log.commit import Committer, after_lost
-from storage.log.inline import (
+from storage.log.commit import Committer, after_lost, enter, join, note_larger
+from storage.log.flush import (
     CommitBudget,
+    FlushSettings,
     Gathers,
     InlineSettings,
+    LastFlush,
+    OpenFlush,
+    Trigger,
     becomes_larger,
     had_no_room,
     joined,
     why_gathered,
 )
-from storage.log.lane import Commit, InFlight, enter, join, note_larger
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
-from storage.log.partition import PartitionLog
+from storage.log.partition import BrokerEpoch, Commit, InFlight, PartitionLog
 from storage.log.tracing import Tracing
-from storage.log.upload import Uploader
-from storage.log.upload_places import UploadPlace, UploadPlaces
-from storage.log.writers import BrokerEpoch
+from storage.objects.port import ObjectStore
 from storage.objects.requests import CAUSE
 from storage.objects.shared_blocks import SharedBlocks
 from storage.vocabulary import Buffer, ObjectId
 
+UPLOADS_MAX: Final = 4
 FLUSH_INTERVAL: Final = Metric(
     "forebay_flush_interval_seconds", "Shortest time between the starts of two flushes: storage.flush_interval", aggregation="max"
 )
@@ -73,6 +76,130 @@ TURNS_MAX: Final = 3
 """Turns of the loop that commits wait for others, while each brings some: requests of one client arrive in several, and each transaction of
 the metadata store costs as much as several commits.
 """
+
+
+class Uploader:
+    """Uploads WAL objects: unique keys, put if absent, the same bytes on every try.
+
+    A lost reply looks like a lost request. The key is ours alone, so "already exists" after a try that ended unknown means that the try
+    succeeded; the size is compared to be sure of it.
+    """
+
+    def __init__(self, *, objects: ObjectStore, clock: Clock, chance: random.Random, limits: LogLimits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
+        self._objects = objects
+        self._clock = clock
+        self._chance = chance
+
+    async def upload(self, key: str, parts: Sequence[Buffer], *, is_awaited: Callable[[], bool]) -> None:
+        """Return when the object is durable. Raise `Unavailable` when it could not be made so in time; it may then be garbage.
+
+        A try that failed is not repeated unless it `is_awaited`: `parts` keep in memory what was answered meanwhile.
+        """
+        deadline_s = self._clock.monotonic_s() + self._limits.upload_timeout_s
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                async with asyncio.timeout(self._limits.upload_try_timeout_s):
+                    await self._objects.put_if_absent(key, parts)
+                return
+            except AlreadyExists:
+                if await self._is_ours(key, sum(map(len, parts))):
+                    return
+                raise Unavailable(f"another object has the name of a WAL object: key={key!r}") from None
+            except (Unavailable, OutcomeUnknown, TimeoutError) as error:
+                pause_s = self._limits.upload_pause_s * 2 ** min(tries, 5) * (0.5 + self._chance.random() / 2)
+                if self._clock.monotonic_s() + pause_s >= deadline_s or not is_awaited():
+                    raise Unavailable(f"upload gave up: key={key!r} tries={tries} cause={error!r}") from error
+            await asyncio.sleep(pause_s)
+
+    async def _is_ours(self, key: str, size_bytes: int) -> bool:
+        try:
+            async with asyncio.timeout(self._limits.upload_try_timeout_s):
+                return (await self._objects.stat(key)).size_bytes == size_bytes
+        except (NotFound, Unavailable, TimeoutError):
+            return False
+
+
+class UploadPlaces:
+    """Places for uploads: few at a time, so that a slow store makes large objects, not many small ones.
+
+    An upload that takes long gives its place up and goes on without. `on_free` is called, on the loop, whenever a place has become free.
+    """
+
+    def __init__(self, *, on_free: Callable[[], None], limits: LogLimits = DEFAULT_LIMITS) -> None:
+        self.slow_upload_s = limits.slow_upload_s
+        self._slow_uploads_max = limits.slow_uploads_max
+        self._on_free = on_free
+        self._places = asyncio.Semaphore(UPLOADS_MAX)
+        self._asked = 0
+        self._slow = 0
+
+    @property
+    def are_taken(self) -> bool:
+        """Whether a new upload has to wait."""
+        return self._asked >= UPLOADS_MAX
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether another upload leaves a place to those that time makes due."""
+        return self._asked < UPLOADS_MAX - 1
+
+    def ask(self) -> "UploadPlace":
+        """It counts from now on. Enter it to wait for it; it must be entered."""
+        self._asked += 1
+        return UploadPlace(self)
+
+    async def take(self) -> None:
+        try:
+            await self._places.acquire()
+        except BaseException:
+            self._asked -= 1
+            raise
+
+    def give_back(self) -> None:
+        self._asked -= 1
+        self._places.release()
+        self._on_free()
+
+    def begin_slow(self) -> bool:
+        """False: too many are slow already."""
+        if self._slow >= self._slow_uploads_max:
+            return False
+        self._slow += 1
+        return True
+
+    def end_slow(self) -> None:
+        self._slow -= 1
+
+
+class UploadPlace:
+    """Held while the upload runs, or until it turns out to be slow."""
+
+    __slots__ = ("_is_slow", "_places", "_timer")
+
+    def __init__(self, places: UploadPlaces) -> None:
+        self._places = places
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_slow = False
+
+    async def __aenter__(self) -> None:
+        await self._places.take()
+        self._timer = asyncio.get_running_loop().call_later(self._places.slow_upload_s, self._turn_slow)
+
+    def _turn_slow(self) -> None:
+        if self._places.begin_slow():
+            self._is_slow = True
+            self._places.give_back()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        assert self._timer is not None
+        self._timer.cancel()
+        if self._is_slow:
+            self._places.end_slow()
+        else:
+            self._places.give_back()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
