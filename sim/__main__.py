@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from sim.running import run_all
-from sim.worlds import Run, RunOutcome, simulate
+from sim.worlds import Run, RunOutcome, run_all, simulate
 
 VIOLATIONS_SHOWN_MAX: Final = 10
 WORLDS: Final = ("log", "groups")

@@ -5,10 +5,9 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from sim.broker import ConnectionLost, Serving, SimBroker
+from sim.broker import ConnectionLost, CurrentBrokers, Place, Serving, SimBroker
 from sim.faults import LATE_S
 from sim.history import History, LogStart
-from sim.places import CurrentBrokers, Place
 from storage.catalog.topics import Topic
 from storage.errors import AlreadyExists, NotFound, OffsetOutOfRange, StorageError
 from storage.log.trim import HIGH_WATERMARK

@@ -1,10 +1,15 @@
-"""A broker of the simulation: the real log, catalog and handlers over faulty stores, registered as a real broker is, and mortal."""
+"""A broker of the simulation: the real log, catalog and handlers over faulty stores, registered as a real broker is, and mortal.
+
+A `Place` is what clients know of the cluster: topics by their names, and what an answer's error code means to a client library.
+"""
 
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
+
+from kio.schema.errors import ErrorCode
 
 from broker.fetching.limits import FetchLimits
 from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
@@ -23,13 +28,11 @@ from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from sim.accounts import Accounts
-from sim.determinism import OrderedNursery
 from sim.faults import FaultPlan, ObjectFaults, Wire
 from sim.history import History
-from sim.loop import VirtualClock
-from sim.metadata import SimMetadata
+from sim.loop import OrderedNursery, VirtualClock
+from sim.metadata import Shards, SimMetadata
 from sim.objects import SimObjects
-from sim.shards import Shards
 from storage.cache.blocks import BlockCache
 from storage.catalog.brokers import ALL_ROLES, BrokerDirectory, Endpoint
 from storage.catalog.commit_marks import CommitMarks
@@ -360,3 +363,30 @@ def fail(answer: "asyncio.Future[T]", error: Exception) -> None:
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> str:
     return "; ".join(_leaves(error) if isinstance(error, BaseExceptionGroup) else repr(error) for error in group.exceptions)
+
+
+INDEFINITE: Final = frozenset({ErrorCode.request_timed_out, ErrorCode.not_leader_or_follower})
+"""Answers to Produce after which a client does not know whether its batch was appended. After any other error it was not."""
+ABSENT: Final = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id, ErrorCode.inconsistent_topic_id})
+
+CurrentBrokers = Callable[[], list[SimBroker]]
+"""The brokers there are now, up or not."""
+
+
+class Place(NamedTuple):
+    """A partition as clients name it. `may_be_absent`: its topic comes and goes, or the partition came later than the topic.
+
+    `is_fleeting`: the former. A producer may find that nobody knows what it appended before.
+    """
+
+    topic: str
+    partition: int
+    may_be_absent: bool = False
+    is_fleeting: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}"
+
+    def is_deserved(self, code: ErrorCode) -> bool:
+        """Whether a client that does nothing wrong may be given this error: those it tries again after, absence only where there is any."""
+        return code.retriable and (self.may_be_absent or code not in ABSENT)

@@ -1,4 +1,8 @@
-"""A compactor of the simulation: real compactions and merges over faulty stores. It dies and pauses by itself, at whatever await it is."""
+"""A compactor of the simulation: real compactions, merges, retention and collection over faulty stores, sometimes from old leaders.
+
+It dies and pauses by itself, at whatever await it is. Its collector of segments knows the stores as they are: what nothing names is
+revoked, counted, looked for once more, and deleted.
+"""
 
 import asyncio
 import random
@@ -6,34 +10,64 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from compactor.collector import CollectionReport, Collector, CollectorPolicy, UnusedCandidate
 from compactor.compaction import Compaction, CompactionEnd
+from compactor.gone_brokers import GoneBrokers
+from compactor.merge import Merging
+from compactor.merge_plan import MergePolicy
 from compactor.plan import CompactionPolicy
 from compactor.purge import Purge, PurgePolicy
 from compactor.references import References
+from compactor.retention import Retention
+from compactor.retention_plan import NO_LIMIT, RetentionLimits
 from compactor.round import Round, RoundPolicy, only
+from compactor.tidy_plan import TidyPolicy
 from runtime.blocking import InlineBlocking
 from runtime.ids import IdSource
 from sim.accounts import Accounts
+from sim.batches import TIMESTAMP_MS
 from sim.broker import SESSION_TIMEOUT_MS, Ground
-from sim.determinism import OrderedNursery
 from sim.faults import Wire
-from sim.loop import VirtualClock
-from sim.merger import REOPENED_RATE, SimMerger
-from sim.merger import recover as recover_merges
-from sim.metadata import SimMetadata
+from sim.loop import OrderedNursery, VirtualClock
+from sim.metadata import OldSegments, Pausing, SimMetadata
 from sim.objects import SimObjects
-from sim.pausing import OldSegments, Pausing
-from sim.retainer import SimRetainer
+from sim.watches import Grant
 from storage.cache.blocks import RangeSource
 from storage.catalog.collections import Deletions, MetadataWentBack, NewerStore
 from storage.errors import StorageError
-from storage.formats.control import Control
+from storage.formats.control import Control, SegmentEntry, decode_control, decode_segment, encode
+from storage.formats.segment import parse_segment_key, segment_key
+from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import Session
+from storage.metadata.port import Applied, Delete, Put, Session, Status, WriteOp, WriteOutcome, children_of
 from storage.objects.memory import MemoryObjectStore
 from storage.vocabulary import ObjectId, PartitionId
 
+GRACE_S: Final = (0.0, 3.0)
+MERGER_IDLE_S: Final = 0.1
+REOPENED_RATE: Final = 0.3
+OLD_MERGER_RATE: Final = 0.15
+"""How often a deposed leader is asked from now on, or no longer."""
+COLLECTED_RATE: Final = 0.3
+UNCLAIMED_RATE: Final = 0.6
+"""How often whoever has claimed the partition loses it: then several compactors are at it."""
+MERGE_POLICIES: Final = (
+    MergePolicy(count_min=2, growth_min=1, block_bytes=1),
+    MergePolicy(count_min=2, growth_min=1, block_bytes=300),
+    MergePolicy(count_min=3, growth_min=1, segment_bytes=8_000),
+)
+RECOVER_MERGES: Final = MergePolicy(count_min=1 << 40)
+"""Nothing is due: what was committed is finished, and no more."""
+RETAINER_IDLE_S: Final = 1.0
+OLD_RETAINER_RATE: Final = 0.3
+FOUND_RATE: Final = 0.5
+CHANGED_RATE: Final = 0.7
+ASKED_RATE: Final = 0.7
+TIDIED_MS: Final = (0, 300, 1_500, 600_000)
+"""The first is no time at all: whatever was appended is tidied at once."""
+BYTES: Final = (0, 300, 1_500, 6_000)
 LIFE_S: Final = 4.0
 """The mean life of one while there is weather."""
 PAUSE_S: Final = (0.2, 8.0)
@@ -51,6 +85,211 @@ POLICIES: Final = (
 )
 RECOVER: Final = CompactionPolicy(entries_due=1 << 40, segment_bytes=1 << 60, age_due_ms=1 << 60)
 """Nothing is due: what was begun is finished, and no more."""
+
+
+class SegmentCollector:
+    def __init__(self, ground: Ground, chance: random.Random, *, name: str) -> None:
+        """`name`: nobody else has it in this world."""
+        self._ground = ground
+        self._chance = chance
+        clock, entropy = VirtualClock(asyncio.get_running_loop()), random.Random(name).randbytes
+        ids = IdSource(clock=clock, entropy=entropy)
+        self._deletions = Deletions(ground.metadata, ground.objects, ids=ids, clock=clock, entropy=entropy)
+
+    async def run(self, partition: PartitionId) -> None:
+        keys = PartitionKeys(partition)
+        garbage = await self._unnamed(partition)
+        (record,) = await self._ground.metadata.get_many([keys.control])
+        if not garbage or record is None:
+            return
+        chosen = self._chance.choice(garbage)
+        object_id = parse_segment_key(chosen)[1]  # type: ignore[index]
+        control = decode_control(record.value, path=record.path)
+        if control.revoked_floor < object_id:
+            revoked = msgspec.structs.replace(control, revoked_floor=object_id)
+            outcome = await self._ground.metadata.write([Put(keys.control, encode(revoked), record.version)])
+            if not isinstance(outcome, Applied) or outcome.results[0].status is not Status.OK:
+                return
+        self._ground.history.trace("garbage", "revoked", chosen)
+        await asyncio.sleep(self._chance.uniform(*GRACE_S))
+        await self._deletions.count()
+        if chosen in await self._unnamed(partition):
+            self._ground.history.trace("garbage", "deleted", chosen)
+            await self._ground.objects.delete_many([chosen])
+
+    async def _unnamed(self, partition: PartitionId) -> list[str]:
+        """Objects that nothing names at this moment."""
+        keys = PartitionKeys(partition)
+        (record,) = await self._ground.metadata.get_many([keys.control])
+        control = Control() if record is None else decode_control(record.value, path=record.path)
+        start, end = children_of(keys.segments_prefix.removesuffix("/"))
+        named: list[SegmentEntry | None] = [control.segment, control.rewritten]
+        first = keys.segment(0)._replace(path=start)
+        named += [
+            decode_segment(one.value, path=one.path) async for one in self._ground.metadata.range_scan(first, end) if "!" not in one.path
+        ]
+        kept = {segment_key(partition, one.object_id) for one in named if one is not None}
+        prefix = segment_key(partition, ObjectId(""))
+        return [stat.key async for stat in self._ground.objects.list(prefix) if stat.key not in kept]
+
+
+class SimMerger:
+    """One life of it."""
+
+    def __init__(self, name: str, ground: Ground, chance: random.Random, metadata: OldSegments, objects: SimObjects) -> None:
+        self._name = name
+        self._ground = ground
+        self._chance = chance
+        self._metadata = metadata
+        self._objects = objects
+        self._collector = SegmentCollector(ground, chance, name=name)
+        self._policy = chance.choice(MERGE_POLICIES)
+
+    async def work(self, clock: VirtualClock) -> None:
+        ground, chance = self._ground, self._chance
+        merging = None
+        while True:
+            await asyncio.sleep(chance.expovariate(1 / MERGER_IDLE_S))
+            partition = chance.choice(list(ground.shards.control_records()))
+            if chance.random() < OLD_MERGER_RATE:
+                self._metadata.find_leaders()
+                if chance.random() < 0.7:
+                    self._metadata.only_segments = chance.random() < 0.7
+                    self._metadata.depose(chance.randrange(ground.shards.count))
+            if chance.random() < UNCLAIMED_RATE:
+                await ground.metadata.write([Delete(PartitionKeys(partition).compactor_claim)])
+            if chance.random() < COLLECTED_RATE:
+                await self._collector.run(partition)
+            try:
+                if merging is None:
+                    session = await self._metadata.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+                    ids = IdSource(clock=clock, entropy=chance.randbytes)
+                    merging = Merging(
+                        metadata=self._metadata,
+                        objects=self._objects,
+                        session=session,
+                        ids=ids,
+                        policy=self._policy,
+                        entropy=chance.randbytes,
+                        limits=ground.compactor_limits,
+                    )
+                result = await merging.run(partition)
+            except StorageError as error:
+                ground.history.trace(self._name, "not merged", repr(error))
+                if chance.random() < REOPENED_RATE:
+                    merging = None  # its session may be over
+                continue
+            ground.history.trace(self._name, result.ended.value, f"{partition} {result.merged} recovered={result.recovered}")
+
+
+async def recover_merges(ground: Ground, chance: random.Random, clock: VirtualClock) -> None:
+    """Without faults: the merges that were committed are finished."""
+    metadata = ground.metadata.client()
+    session = await metadata.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+    ids = IdSource(clock=clock, entropy=chance.randbytes)
+    merging = Merging(
+        metadata=metadata,
+        objects=ground.objects,
+        session=session,
+        ids=ids,
+        policy=RECOVER_MERGES,
+        entropy=chance.randbytes,
+        limits=ground.compactor_limits,
+    )
+    for partition in list(ground.shards.control_records()):
+        try:
+            await merging.run(partition)
+        except StorageError as error:
+            ground.history.violation(f"merge: cannot be finished: {error!r}")
+    await metadata.close()
+
+
+class _Granted(SimMetadata):
+    """Whatever it puts was asked for under the limits of that moment, whenever it arrives."""
+
+    def __init__(self, ground: Ground, wire: Wire) -> None:
+        super().__init__(ground.metadata, wire, ground.shards)
+        self._watch = ground.shards.retention
+        self.grant: Grant | None = None
+
+    async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
+        if self.grant is not None:
+            self._watch.allow(ops, self.grant)
+        return await super().write(ops)
+
+
+class SimRetainer:
+    """One life of it."""
+
+    def __init__(self, name: str, ground: Ground, chance: random.Random, clock: VirtualClock, gate: asyncio.Event) -> None:
+        wire = Wire(f"{name} retention", ground.metadata_plan, gate, ground.nursery, ground.history)
+        self._name = name
+        self._ground = ground
+        self._chance = chance
+        self._clock = clock
+        self._metadata = _Granted(ground, wire)
+        policy = TidyPolicy(chance.choice(TIDIED_MS), ground.producer_expiration_ms)
+        limits = ground.compactor_limits
+        self._gone = GoneBrokers(self._metadata, clock=clock, limits=limits)
+        self._session: Session | None = None
+        self._retention = Retention(
+            self._metadata,
+            clock,
+            chance.randbytes,
+            policy=policy,
+            gone=self._gone.among,
+            limits=limits,
+            log_limits=ground.log_limits,
+        )
+
+    async def work(self) -> None:
+        """Until cancelled."""
+        ground, chance = self._ground, self._chance
+        limits = self._draw()
+        while True:
+            await asyncio.sleep(chance.expovariate(1 / RETAINER_IDLE_S))
+            partition = chance.choice(list(ground.shards.control_records()))
+            if chance.random() < FOUND_RATE:
+                self._metadata.find_leaders()
+            if chance.random() < OLD_RETAINER_RATE:
+                self._metadata.depose(chance.randrange(ground.shards.count))
+            if chance.random() < CHANGED_RATE:
+                limits = self._draw()
+            (record,) = await ground.metadata.get_many([PartitionKeys(partition).control])
+            assert record is not None
+            control = decode_control(record.value, path=record.path)
+            if chance.random() < ASKED_RATE:
+                await self._ask_who_is_gone(control)
+            if chance.random() < 0.5 and not self._retention.is_due(partition, control, limits):
+                continue
+            begin_ms = None if limits.retention_ms == NO_LIMIT else self._clock.now_ms() - limits.retention_ms
+            self._metadata.grant = Grant(begin_ms, limits.retention_bytes)
+            try:
+                done = await self._retention.run(partition, limits)
+            except StorageError as error:
+                ground.history.trace(self._name, "not retained", f"{partition} {error!r}")
+                continue
+            ground.history.trace(self._name, "retained", f"{partition} {limits} {done}")
+
+    def crash(self) -> None:
+        """Its session ends when its timeout has passed."""
+        self._metadata.crash()
+
+    async def _ask_who_is_gone(self, control: Control) -> None:
+        self._gone.note(self._retention.questioned_writers(control))
+        if not self._gone.has_questions:
+            return
+        try:
+            if self._session is None or self._session.is_lost:
+                self._session = await self._metadata.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+            await self._gone.ask(self._session)
+        except StorageError as error:
+            self._ground.history.trace(self._name, "does not know who is gone", repr(error))
+
+    def _draw(self) -> RetentionLimits:
+        """Timestamps of a run are few: what is before one of them is too old."""
+        retention_ms = self._clock.now_ms() - TIMESTAMP_MS - self._chance.randint(0, 5)
+        return RetentionLimits(self._chance.choice((NO_LIMIT, retention_ms)), self._chance.choice((NO_LIMIT, *BYTES)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,8 @@ from broker.protocol.codec import as_field
 from broker.protocol.fetch import FetchedPartition, FetchPartition, FetchRequest
 from broker.protocol.request import Request
 from sim.batches import TIMESTAMP_MS, value_of
-from sim.broker import ConnectionLost, Serving, SimBroker
+from sim.broker import ABSENT, ConnectionLost, CurrentBrokers, Place, Serving, SimBroker
 from sim.history import End, History, LogStart, SeenBatch
-from sim.places import ABSENT, CurrentBrokers, Place
 from storage.catalog.topics import Topic
 from storage.log.partition import AGE_S_MAX
 from storage.recordbatch import parse_header

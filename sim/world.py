@@ -12,23 +12,19 @@ from structlog.testing import capture_logs
 
 from runtime.ids import IdSource
 from sim.admin import Admin
-from sim.broker import ConnectionLost, Ground, Serving, SimBroker
+from sim.broker import ConnectionLost, Ground, Place, Serving, SimBroker
 from sim.check import Log, RememberedProducers, Stored, check, forgotten
 from sim.compactor import DUTIES, DUTY_NAMES, SimCompactor, SimPurge
-from sim.determinism import OrderedNursery, no_collection_of_cycles, stable_order
 from sim.faults import FaultPlan, ObjectFaults
 from sim.fsck import Floor, fsck, left_behind
 from sim.history import History
-from sim.idempotent import IdempotentProducer
-from sim.loop import Deadlock, VirtualClock, VirtualLoop
+from sim.loop import Deadlock, OrderedNursery, VirtualClock, VirtualLoop, no_collection_of_cycles, stable_order
+from sim.metadata import Shards
 from sim.objects import KeptObjects
-from sim.places import Place
-from sim.producers import Producer
+from sim.producers import IdempotentProducer, Producer
 from sim.readers import EndAsker, SimReader
-from sim.restoring import Restoring
-from sim.shards import Shards
 from sim.themes import Crowd, Theme, theme_of
-from sim.weather import Weather
+from sim.weather import Restoring, Weather
 from storage.catalog.collections import Deletions
 from storage.catalog.topics import Topic, Topics
 from storage.formats.control import Control, decode_control

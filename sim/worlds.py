@@ -1,7 +1,11 @@
-"""The worlds there are to simulate, by name, and what one seed of any of them comes to."""
+"""The worlds there are to simulate, by name, and what one seed of any of them comes to.
 
+`run_all` runs many seeds on several processes: they share nothing, and a seed takes the same turns wherever it runs.
+"""
+
+import multiprocessing
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -66,3 +70,12 @@ def _groups(run: Run, show: Show | None) -> tuple[list[str], str, dict[str, int]
 
 
 _WORLDS: Final = {LOG: _log, GROUPS: _groups}
+
+
+def run_all(runs: Sequence[Run], *, jobs: int) -> Iterator[RunOutcome]:
+    """Their outcomes, in the order of `runs`."""
+    if jobs == 1 or len(runs) < 2:
+        yield from map(simulate, runs)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(simulate, runs, chunksize=max(1, min(20, len(runs) // (4 * jobs))))

@@ -14,8 +14,7 @@ from broker.coordination.rendezvous import Candidate
 from broker.leadership import Asker, Question, leadership_of
 from runtime.supervision import Nursery
 from sim.batches import encode as encode_batch
-from sim.determinism import stable_order
-from sim.loop import VirtualClock, VirtualLoop
+from sim.loop import VirtualClock, VirtualLoop, stable_order
 from storage.formats.control import Control, Entry, encode
 from storage.log.limits import DEFAULT_LIMITS
 from storage.metadata.keys import PartitionKeys

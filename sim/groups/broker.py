@@ -14,11 +14,10 @@ from broker.groups.settings import GroupSettings
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from sim.broker import CLIENT_LATENCY_S, SESSION_TIMEOUT_MS, START_PAUSE_S, ConnectionLost
-from sim.determinism import OrderedNursery
 from sim.faults import FaultPlan, Wire
 from sim.groups.estranged import Estranged
 from sim.history import History
-from sim.loop import VirtualClock
+from sim.loop import OrderedNursery, VirtualClock
 from sim.metadata import SimMetadata
 from storage.catalog.brokers import BrokerDirectory, BrokerRecord, Endpoint
 from storage.errors import StorageError

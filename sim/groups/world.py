@@ -9,7 +9,6 @@ from typing import Final
 
 from structlog.testing import capture_logs
 
-from sim.determinism import OrderedNursery, no_collection_of_cycles, stable_order
 from sim.faults import PROFILES, FaultPlan, Profile, Temper
 from sim.groups.broker import GroupBroker, GroupGround, Guessing
 from sim.groups.history import (
@@ -22,7 +21,7 @@ from sim.groups.history import (
 )
 from sim.groups.member import GroupClient, Moved, SimMember, fetch_committed
 from sim.history import History
-from sim.loop import Deadlock, VirtualClock, VirtualLoop
+from sim.loop import Deadlock, OrderedNursery, VirtualClock, VirtualLoop, no_collection_of_cycles, stable_order
 from storage.metadata.memory import MemoryMetadataStore
 from storage.vocabulary import PartitionId, TopicId
 
