@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bench import machine, results
-from bench.cases import compaction, fetch, library, paced, produce, requests
+from bench import results
+from bench.cases import compaction, fetch, library, produce, requests
 from bench.cases.case import Plan
+from bench.processes import KAFKA, STORES
 from bench.results import CaseResult
-from bench.stores import KAFKA, STORES
 
-CASES: Final = (*produce.CASES, *paced.CASES, *fetch.CASES, *requests.CASES, *compaction.CASES, *library.CASES)
+CASES: Final = (*produce.CASES, *fetch.CASES, *requests.CASES, *compaction.CASES, *library.CASES)
 RESULTS_FOLDER: Final = Path(__file__).resolve().parent / "results" / "local"
 REPEATS: Final = 3
 
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     chosen = [case for case in CASES if not given.only or case.name in given.only]
     plan = Plan(scale=given.scale, repeats=given.repeats, folder=given.folder)
     command = shlex.join(["python", "-m", "bench", *arguments])
-    head = {"command": command, **machine.describe(), "scale": plan.scale, "repeats": plan.repeats}
+    head = {"command": command, **results.describe(), "scale": plan.scale, "repeats": plan.repeats}
     measured: list[CaseResult] = []
     out: Path = given.out or RESULTS_FOLDER / f"{head['started_at'].replace(':', '')}.json"
     try:

@@ -14,11 +14,9 @@ from typing import Final
 
 from bench import processes
 from bench.__main__ import CASES
-from bench.arguments import count, positive
 from bench.cases.case import Case, Plan
-from bench.results import Run, lined_up
-from bench.stores import STORES
-from bench.units import GIB
+from bench.processes import STORES
+from bench.results import GIB, Run, count, lined_up, positive
 
 ROUNDS: Final = 3
 PYTHON: Final = Path(".venv") / "bin" / "python"

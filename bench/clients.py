@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from bench import wire
-from bench.units import MIB
+from bench.results import MIB
 from runtime.clock import SystemClock
 
 SETTLED_WITHIN_S: Final = 120.0

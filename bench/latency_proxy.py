@@ -17,7 +17,7 @@ from typing import Final
 
 import uvloop
 
-from bench.units import KIB
+from bench.results import KIB
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from bench.units import KIB
+from bench.results import KIB
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _UTIME, _STIME = 11, 12

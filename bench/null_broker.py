@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 import uvloop
 
 from bench import wire
-from bench.units import KIB, MIB
+from bench.results import KIB, MIB
 from broker.protocol import codec, fetch
 from process import malloc
 from storage.vocabulary import Buffer

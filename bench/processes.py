@@ -1,4 +1,4 @@
-"""The processes that are measured: a broker as `forebay serve` starts it, and the null broker. Each metered pid is checked to listen."""
+"""Processes that are measured, and the stores they stand on. Each metered pid is checked to listen."""
 
 import contextlib
 import http.client
@@ -11,16 +11,25 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from bench import meter
-from bench.stores import Place
 from forebay.processes.compactor import NICE
 from runtime.clock import SystemClock
 from services.kafka import running_kafka
+from services.oxia import running_oxia
+from services.versitygw import running_s3
 
+MEMORY: Final = "memory"
+DISK: Final = "disk+sqlite"
+NATIVE: Final = "s3+oxia"
+STORES: Final = (MEMORY, DISK, NATIVE)
+KAFKA: Final = "kafka"
+"""No store of a broker of ours, but Apache Kafka in its place: only where it is asked for by name."""
+
+OXIA_SHARDS: Final = 4
 HOST: Final = "127.0.0.1"
 READY_WITHIN_S: Final = 40.0
 STOP_WITHIN_S: Final = 60.0
@@ -34,6 +43,55 @@ KAFKA_SETTINGS: Final = {"group.initial.rebalance.delay.ms": "3000"}
 _ROOT: Final = Path(__file__).resolve().parent.parent
 
 _clock = SystemClock()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The stores of one case. `servers`: pids by name."""
+
+    store: str
+    storage_url: str
+    metadata_url: str
+    servers: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"storage.url": self.storage_url, "metadata.url": self.metadata_url}
+
+
+@contextlib.contextmanager
+def fresh(store: str, folder: Path) -> Iterator[Place]:
+    """Empty stores in a folder of their own below `folder`. Credentials are in the environment meanwhile, for brokers and for peers."""
+    if store == MEMORY:
+        yield Place(store, "memory://", "memory://")
+        return
+    with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=folder) as made:
+        root = Path(made).resolve()
+        if store == DISK:
+            yield Place(store, f"file://{root}/objects", f"sqlite:///{root}/meta.db")
+        else:
+            with _native(root) as place:
+                yield place
+
+
+@contextlib.contextmanager
+def _native(root: Path) -> Iterator[Place]:
+    with running_oxia(root / "oxia", shards=OXIA_SHARDS) as oxia, running_s3(root / "s3") as s3, _environment(s3.environ):
+        yield Place(NATIVE, s3.url(), oxia.url, {"oxia": oxia.pid, "s3": s3.pid})
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class NotReady(Exception):

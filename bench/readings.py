@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from bench import meter, processes
-from bench.processes import HOST, Target
-from bench.results import Fact
-from bench.stores import MEMORY, Place
-from bench.units import GIB
+from bench.processes import HOST, MEMORY, Place, Target
+from bench.results import GIB, Fact
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry

@@ -1,17 +1,35 @@
-"""What a run leaves: JSON for machines, a table for people. The schema is in bench/README.md."""
+"""What a run leaves: JSON for machines, a table for people, and where and with what it was made. The schema is in bench/README.md."""
 
+import argparse
+import datetime
+import importlib.metadata
 import json
+import os
+import platform
 import statistics
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bench.units import GIB
+import confluent_kafka
+
+from process.cost.prices import BUILT_IN, DEFAULT_STORE
+from storage.objects.metered import REQUESTS
 
 SCHEMA: Final = 1
 
 Fact = int | float | str | bool
+KINDS: Final = {"put": "put", "list": "list", "get": "ranged_get", "stat": "head", "delete": "delete"}
+"""The kind of request that each call is at least one of."""
+_ROOT: Final = Path(__file__).resolve().parent.parent
+_DISTRIBUTIONS: Final = ("uvloop", "msgspec", "crc32c", "prometheus-client", "kio")
+
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,3 +208,62 @@ def _times_null(run: Run) -> float | None:
         return None
     own, null = run.broker.value_bytes or run.broker.requests, run.null.value_bytes or run.null.requests
     return (run.broker.cpu_s / own) / (run.null.cpu_s / null)
+
+
+def requests(counters: Mapping[str, float]) -> dict[str, float]:
+    """The calls by operation that the counters of a broker or a compactor have; failed ones, too."""
+    return {op: sum(count for series, count in counters.items() if series.startswith(f"{REQUESTS.name}{{op={op},")) for op in KINDS}
+
+
+def dollars(requested: Mapping[str, float]) -> float:
+    """At list prices of S3 Standard, by operation."""
+    return sum(BUILT_IN[DEFAULT_STORE].of_request(KINDS[op]) * count for op, count in requested.items())
+
+
+def positive(text: str) -> float:
+    """Raise `ArgumentTypeError` for what is not more than 0."""
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
+    return value
+
+
+def count(text: str) -> int:
+    """Raise `ArgumentTypeError` for less than 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def describe() -> dict[str, Any]:
+    return {
+        "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": _git("rev-parse", "HEAD"),
+        "has_local_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cpu_model": _cpu_model(),
+        "cpu_count": os.cpu_count(),
+        "load_average_1m": os.getloadavg()[0],
+        "libraries": {
+            **{name: importlib.metadata.version(name) for name in _DISTRIBUTIONS},
+            "confluent-kafka": confluent_kafka.version(),
+            "librdkafka": confluent_kafka.libversion()[0],
+        },
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        ended = subprocess.run(["git", *arguments], cwd=_ROOT, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return ended.stdout.strip()

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench import machine
-from bench.arguments import count, positive
+from bench import results
 from bench.beside import documents
-from bench.beside.loads import LOADS
+from bench.beside.loads import LOADS, OURS, TARGETS, WORKERS
 from bench.beside.report import SCHEMA, BesideReport, FailureReport, table
 from bench.beside.running import BesidePlan, MeasuredRuns, run_loads
-from bench.beside.targets import OURS, TARGETS, WORKERS
+from bench.results import count, positive
 from services.build import OXIA, VERSITYGW
 from services.kafka import kafka_version
 
@@ -33,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         repeats=given.repeats,
         folder=given.folder,
     )
-    described = machine.describe()
+    described = results.describe()
     servers = {"kafka": kafka_version(), "versitygw": VERSITYGW.version, "oxia": OXIA.version}
     measured = MeasuredRuns(plan)
     failure: FailureReport | None = FailureReport(load=None, target="python -m bench.beside", error="ended by an error of its own")

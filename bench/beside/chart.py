@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from bench.beside.chart_data import BarGroup, ChartData, LatencyLine, encoded
+from bench.beside.loads import FILES, OURS, S3, S3_30_MS, S3_100_MS, TITLES
 from bench.beside.report import number
-from bench.beside.targets import FILES, OURS, S3, S3_30_MS, S3_100_MS, TITLES
-from bench.stores import KAFKA
+from bench.processes import KAFKA
 
 INK: Final = "#1d2433"
 PALE: Final = "#6b7280"

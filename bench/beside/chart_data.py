@@ -4,9 +4,8 @@ from typing import Final
 
 import msgspec
 
-from bench.beside.loads import LoadKind
+from bench.beside.loads import OURS, TARGETS, TITLES, LoadKind
 from bench.beside.report import BesideReport, Spread, TargetReport
-from bench.beside.targets import OURS, TARGETS, TITLES
 
 _DIGITS: Final = 6
 """Behind the point: with four, a ratio below 0.1 could read otherwise than in the table of the page."""

@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from typing import Final
 
-from bench.beside.loads import KAFKA_WARM_UP_TIMES, WARM_UP_SHARE, LoadKind
+from bench.beside.loads import DELAYS_MS, KAFKA_WARM_UP_TIMES, TARGETS, TITLES, WARM_UP_SHARE, LoadKind
 from bench.beside.report import RATES, UNITS, BesideReport, LoadReport, TargetReport, spread
-from bench.beside.targets import DELAYS_MS, TARGETS, TITLES
-from bench.stores import KAFKA
+from bench.processes import KAFKA
 from forebay.commands.demo.store_use import PRICES_OF
 
 BEGIN: Final = "<!-- bench.beside: begin -->"

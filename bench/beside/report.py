@@ -7,11 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from bench.beside.loads import BesideLoad, LoadKind, load_words
-from bench.beside.targets import TARGETS, WORKERS
-from bench.results import lined_up
-from bench.stores import KAFKA
-from bench.units import GIB
+from bench.beside.loads import TARGETS, WORKERS, BesideLoad, LoadKind, load_words
+from bench.processes import KAFKA
+from bench.results import GIB, lined_up
 
 SCHEMA: Final = 1
 RATES: Final[Mapping[LoadKind, str]] = {LoadKind.VOLUME: "mb_per_s", LoadKind.REQUESTS: "requests_per_s"}

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import meter, processes
-from bench.processes import Target
+from bench.processes import KAFKA, Place, Target, fresh
 from bench.results import CaseResult, Fact, Work
-from bench.stores import KAFKA, Place, fresh
 from runtime.clock import SystemClock
 
 _clock = SystemClock()

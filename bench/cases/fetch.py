@@ -5,11 +5,9 @@ from typing import Final
 from bench import clients, meter, processes
 from bench.cases.case import Case, Plan, answered, fresh_broker, grown, metered
 from bench.clients import Load
-from bench.processes import Target
-from bench.results import CaseResult, Run, Work
-from bench.stores import DISK, NATIVE, fresh
+from bench.processes import DISK, NATIVE, Target, fresh
+from bench.results import KIB, CaseResult, Run, Work
 from bench.threads import at_once
-from bench.units import KIB
 
 PARTITIONS: Final = 12
 READ_BYTES: Final = "forebay_object_store_bytes_total{op=get}"

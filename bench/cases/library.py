@@ -10,10 +10,8 @@ from typing import Final
 from bench import meter
 from bench.cases.case import Case, Plan, metered
 from bench.cases.produce import WARM_UP
-from bench.processes import NotReady, Target
-from bench.results import CaseResult, Fact, Run, Work
-from bench.stores import DISK, NATIVE, Place, fresh
-from bench.units import KIB
+from bench.processes import DISK, NATIVE, NotReady, Place, Target, fresh
+from bench.results import KIB, CaseResult, Fact, Run, Work
 
 PARTITIONS: Final = 12
 GROUP_RECORDS: Final = 1_000

@@ -7,9 +7,8 @@ from typing import Final
 
 from bench import clients, meter, processes, wire
 from bench.cases.case import Case, Plan, fresh_broker, metered
-from bench.processes import HOST, Target
+from bench.processes import DISK, HOST, KAFKA, MEMORY, NATIVE, Target
 from bench.results import CaseResult, Fact, Run
-from bench.stores import DISK, KAFKA, MEMORY, NATIVE
 from bench.wire import Driver, Sender
 
 DEPTH: Final = 5

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench import machine
-from bench.arguments import count
+from bench import results
+from bench.results import count
 from bench.scale import costs, documents, memory
+from bench.scale.cluster import COLLIDING, Plan, observe, plans
 from bench.scale.laws import LAW_OF_CONFLICTS, LAWS, MISS_MAX, Fitted, LawMissed, Observed, check, fit
 from bench.scale.loads import LEADERS, LOADS, SETTINGS, ScaleLoad, Shape
 from bench.scale.report import SCHEMA, CaseReport, CostsReport, ScaleReport, case_report, table
-from bench.scale.runs import COLLIDING, Plan, observe, plans
 
 BROKERS: Final = (10, 100, 1_000)
 PARTITIONS: Final = 100_000
@@ -25,7 +25,7 @@ RESULTS_FOLDER: Final = Path(__file__).resolve().parents[1] / "results" / "local
 
 def main(arguments: Sequence[str]) -> int:
     given = _parse(arguments)
-    described = machine.describe()
+    described = results.describe()
     try:
         measured = measure_costs(given.brokers)
         colliding = _collisions()

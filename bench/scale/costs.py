@@ -8,8 +8,7 @@ from typing import Final
 
 import grpc
 
-from bench.scale.broker import TOPIC
-from bench.scale.cluster import running
+from bench.scale.cluster import TOPIC, running
 from bench.scale.loads import ANY_BROKER, LOADS, Shape
 from broker.coordination.rendezvous import Candidate
 from broker.coordination.slots import CLAIMS_PREFIX

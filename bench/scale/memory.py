@@ -10,8 +10,7 @@ from typing import Final
 
 import msgspec
 
-from bench.scale.broker import check_appended
-from bench.scale.cluster import running
+from bench.scale.cluster import check_appended, running
 from bench.scale.loads import LOADS, ONE_LEADER, ScaleLoad, Shape
 from sim.loop import VirtualLoop
 

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from bench.beside.page import NoPlace
+from bench.results import MIB
 from bench.scale.loads import ANY_BROKER, ONE_LEADER
-from bench.scale.report import CaseReport, ClusterRow, LawReport, ScaleReport, WallReport
-from bench.scale.walls import BROKERS_MAX, BROKERS_MIN, BY_NAME
-from bench.units import MIB
+from bench.scale.report import BROKERS_MAX, BROKERS_MIN, BY_NAME, CaseReport, ClusterRow, LawReport, ScaleReport, WallReport
 
 BEGIN: Final = "<!-- bench.scale: begin -->"
 END: Final = "<!-- bench.scale: end -->"

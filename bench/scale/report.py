@@ -1,18 +1,161 @@
-"""What a run of `bench.scale` leaves: JSON for machines, and a table for people. Pure."""
+"""What a run of `bench.scale` leaves: JSON for machines, a table for people, and which resource a load uses up first. Pure.
 
-from collections.abc import Mapping, Sequence
+What one server of Oxia takes, and what a GET costs its client, was measured on a machine of two cores before Forebay was built on them.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from bench.results import lined_up
+from bench.results import GIB, lined_up
 from bench.scale.laws import Fitted, Observed
-from bench.scale.loads import ScaleSettings, Shape
-from bench.scale.walls import RESOURCES, MeasuredCosts, walls
-from bench.units import GIB
+from bench.scale.loads import ANY_BROKER, ScaleSettings, Shape
+from storage.log.limits import DEFAULT_LIMITS
 
+OXIA_PUTS_PER_S: Final = ((1, 7_000.0), (10, 34_000.0), (100, 86_000.0), (500, 106_500.0))
+"""Puts in a request, and puts per second of one server with four shards, asked by one asyncio process; the middles of ranges."""
+OXIA_KEY_READ_S: Final = (0.45e-3 - 0.23e-3) / 99
+"""What each further key of a Read adds to its time: a get takes 0.23 ms, 100 gets in one Read 0.45 ms."""
+GET_CPU_S: Final = ((64 * 2**10, 0.27 / 2_000), (4 * 2**20, 0.65 / 256))
+"""Bytes of a GET, and CPU seconds of obstore for it: measured with 2,000 of 64 KiB, and with ranges of 4 MiB (docs/performance.md)."""
+BROKERS_MIN: Final = 10
+BROKERS_MAX: Final = 10_000
+"""Walls are looked for between these. A smaller cluster may be short of what a larger one has enough of: memory."""
+
+Figures = Mapping[str, float]
+"""Per second and in the whole cluster, by the name of the law."""
 SCHEMA: Final = 1
 PER_WORK: Final = ("puts", "gets", "write_requests", "write_ops", "read_keys", "conflicts", "hints")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCosts:
+    """What `bench.scale.costs` and `bench.scale.memory` measured. `writers_max` None: more than were tried."""
+
+    message_cpu_s: float
+    hint_cpu_s: float
+    partition_bytes: float
+    writers_max: int | None
+
+
+Use = Callable[[Shape, Figures, MeasuredCosts], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """`use` is the share of it that a load takes: above 1 there is not enough. `remedy` is what there is against it."""
+
+    name: str
+    title: str
+    remedy: str
+    use: Use
+    grows_with_oxia: bool = False
+    """A cluster gets more of it by more servers of Oxia."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wall:
+    """From `brokers` on the resource is not enough."""
+
+    resource: Resource
+    brokers: int
+
+
+def oxia_puts_per_s(ops_per_request: float) -> float:
+    """What one server takes, between the points that were measured as a line in logarithms, and beyond them as at the nearest."""
+    points = [(math.log(size), math.log(rate)) for size, rate in OXIA_PUTS_PER_S]
+    at = min(max(math.log(ops_per_request), points[0][0]), points[-1][0])
+    for (low, low_rate), (high, high_rate) in itertools.pairwise(points):
+        if at <= high:
+            return math.exp(low_rate + (high_rate - low_rate) * (at - low) / (high - low))
+    raise AssertionError("between the first and the last")
+
+
+def get_cpu_s(size_bytes: float) -> float:
+    (small, small_s), (large, large_s) = GET_CPU_S
+    per_byte_s = (large_s - small_s) / (large - small)
+    return max(0.0, small_s + (size_bytes - small) * per_byte_s)
+
+
+def _oxia(_shape: Shape, per_s: Figures, _costs: MeasuredCosts) -> float:
+    requests_per_s = per_s["write_requests"]
+    return per_s["write_ops"] / oxia_puts_per_s(max(1.0, per_s["write_ops"] / requests_per_s)) if requests_per_s else 0.0
+
+
+def _oxia_gets(_shape: Shape, per_s: Figures, _costs: MeasuredCosts) -> float:
+    """Without what a request costs beside its keys, so less than it is."""
+    return per_s["read_keys"] * OXIA_KEY_READ_S
+
+
+def _hints(shape: Shape, per_s: Figures, costs: MeasuredCosts) -> float:
+    """Every broker receives a message for each write request of the cluster, and a hint for each key that it changed."""
+    return per_s["write_requests"] * costs.message_cpu_s + per_s["hints"] / shape.brokers * costs.hint_cpu_s
+
+
+def _reads(shape: Shape, per_s: Figures, _costs: MeasuredCosts) -> float:
+    gets_per_s = per_s["gets"]
+    return gets_per_s * get_cpu_s(per_s["get_bytes"] / gets_per_s) / shape.brokers if gets_per_s else 0.0
+
+
+def _memory(shape: Shape, _per_s: Figures, costs: MeasuredCosts) -> float:
+    return shape.partitions_written * costs.partition_bytes / DEFAULT_LIMITS.partitions_bytes_max
+
+
+def _writers(shape: Shape, _per_s: Figures, costs: MeasuredCosts) -> float:
+    return shape.brokers / costs.writers_max if shape.leader == ANY_BROKER and costs.writers_max else 0.0
+
+
+RESOURCES: Final = (
+    Resource("oxia", "writes that one Oxia server takes", "more shards, on more servers", _oxia, grows_with_oxia=True),
+    Resource("oxia_gets", "gets that one Oxia server answers", "more shards, on more servers", _oxia_gets, grows_with_oxia=True),
+    Resource(
+        "hints",
+        "the loop of each broker, with all hints of the cluster",
+        "nothing yet: Oxia filters no hints, and every broker follows every shard",
+        _hints,
+    ),
+    Resource(
+        "reads",
+        "a core of each broker, with what its consumers read of others' objects",
+        "`kafka.leader: partition`: consumers ask the broker that has the bytes in memory",
+        _reads,
+    ),
+    Resource(
+        "memory",
+        "the 256 MiB of a broker for partitions",
+        "`kafka.leader: partition`; beyond it partitions are forgotten and read again",
+        _memory,
+    ),
+    Resource("writers", "the room of a control record for the brokers that write to it", "`kafka.leader: partition`", _writers),
+)
+BY_NAME: Final = {resource.name: resource for resource in RESOURCES}
+
+
+def walls(
+    shape_of: Callable[[int], Shape], estimate: Callable[[Shape], Figures], costs: MeasuredCosts, resources: Sequence[Resource] = RESOURCES
+) -> list[Wall]:
+    """The first one first. A resource that BROKERS_MIN brokers are short of has its wall there."""
+    found: list[Wall] = []
+    left = list(resources)
+    for brokers in _numbers():
+        shape = shape_of(brokers)
+        per_s = estimate(shape)
+        hit = [resource for resource in left if resource.use(shape, per_s, costs) > 1]
+        found += [Wall(resource, brokers) for resource in sorted(hit, key=lambda one: -one.use(shape, per_s, costs))]
+        left = [resource for resource in left if resource not in hit]
+    return found
+
+
+def _numbers() -> list[int]:
+    """Numbers of brokers two percent apart."""
+    numbers = [BROKERS_MIN]
+    while numbers[-1] < BROKERS_MAX:
+        numbers.append(min(BROKERS_MAX, max(numbers[-1] + 1, round(numbers[-1] * 1.02))))
+    return numbers
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):

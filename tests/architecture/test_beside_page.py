@@ -6,10 +6,9 @@ from typing import Final
 
 from bench.beside.chart_data import chart_data, encoded
 from bench.beside.documents import CHART, PAGE, REPORT, read_report
-from bench.beside.loads import LOADS
+from bench.beside.loads import LOADS, TARGETS
 from bench.beside.page import renewed
 from bench.beside.report import load_report
-from bench.beside.targets import TARGETS
 
 DESCRIPTION: Final = ".//{http://purl.org/dc/elements/1.1/}description"
 

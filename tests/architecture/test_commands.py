@@ -17,8 +17,7 @@ import pytest
 import typer
 
 from bench.__main__ import CASES
-from bench.beside.loads import LOADS
-from bench.beside.targets import TARGETS, WORKERS
+from bench.beside.loads import LOADS, TARGETS, WORKERS
 from forebay.cli import application
 
 ROOT: Final = Path(__file__).parents[2]

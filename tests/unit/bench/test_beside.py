@@ -10,17 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from bench import prices
+from bench import results
 from bench.beside import __main__ as beside
-from bench.beside import measuring, page, report, running
+from bench.beside import page, report, running
 from bench.beside.chart_data import chart_data
-from bench.beside.loads import LOADS, BesideLoad, filling_words, load_words, warm_up_times
+from bench.beside.loads import FILES, FILES_2, LOADS, OURS, S3, TARGETS, WORKERS, BesideLoad, filling_words, like, load_words, warm_up_times
 from bench.beside.report import BesideReport, FailureReport, RunReport, figures, load_report, number, table
-from bench.beside.running import BesidePlan, MeasuredRuns, run_loads
-from bench.beside.targets import FILES, FILES_2, OURS, S3, TARGETS, WORKERS, like
-from bench.beside.turns import turns
-from bench.processes import NotReady
-from bench.stores import KAFKA
+from bench.beside.running import BesidePlan, MeasuredRuns, run_loads, turns
+from bench.processes import KAFKA, NotReady
 from forebay.cli import application
 
 BY_NAME = {load.name: load for load in LOADS}
@@ -183,10 +180,10 @@ def test_a_latency_has_no_ratio() -> None:
 
 def test_requests_are_priced_by_what_they_do_whether_they_failed_or_not() -> None:
     series = "forebay_object_store_requests_total"
-    asked = prices.requests({f"{series}{{op=put,outcome=ok}}": 900.0, f"{series}{{op=put,outcome=failed}}": 100.0, "other": 5.0})
+    asked = results.requests({f"{series}{{op=put,outcome=ok}}": 900.0, f"{series}{{op=put,outcome=failed}}": 100.0, "other": 5.0})
 
     assert asked == {"put": 1000.0, "list": 0, "get": 0, "stat": 0, "delete": 0}
-    assert prices.dollars(asked) == pytest.approx(0.005)
+    assert results.dollars(asked) == pytest.approx(0.005)
 
 
 @pytest.mark.parametrize(
@@ -266,8 +263,8 @@ class Bench:
         self.refuses: dict[str, BaseException] = {}
         self.fails: dict[tuple[str, int], BaseException] = {}
         monkeypatch.setattr(running, "opened", self._opened)
-        monkeypatch.setattr(measuring, "warm", lambda load, target, scale: self.warmed.append(target))
-        monkeypatch.setattr(measuring, "measure", self._measure)
+        monkeypatch.setattr(running, "warm", lambda load, target, scale: self.warmed.append(target))
+        monkeypatch.setattr(running, "measure", self._measure)
 
     def run(self, tmp_path: Path) -> tuple[FailureReport | None, MeasuredRuns]:
         plan = BesidePlan(loads=[REQUESTS], targets=[FILES, S3], scale=1.0, repeats=2, folder=tmp_path)
@@ -313,7 +310,7 @@ def test_every_target_is_warmed_and_then_measured_in_each_round(bench: Bench, tm
     assert bench.open == set()
 
 
-@pytest.mark.parametrize(("error", "said"), [(measuring.LoadFailed("no answer"), "no answer"), (KeyboardInterrupt(), "interrupted")])
+@pytest.mark.parametrize(("error", "said"), [(running.LoadFailed("no answer"), "no answer"), (KeyboardInterrupt(), "interrupted")])
 def test_what_was_measured_before_a_failure_is_kept_and_every_target_ends(
     bench: Bench, tmp_path: Path, error: BaseException, said: str
 ) -> None:
@@ -340,7 +337,7 @@ def test_a_target_that_does_not_start_is_named_and_the_others_end(bench: Bench, 
 def test_a_failure_is_in_the_report_and_in_the_exit_code(
     bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.fails[FILES, 0] = measuring.LoadFailed("no answer")
+    bench.fails[FILES, 0] = running.LoadFailed("no answer")
 
     code = beside.main(["--only", "requests", "--targets", "files", "--out", str(tmp_path), "--folder", str(tmp_path)])
 

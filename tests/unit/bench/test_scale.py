@@ -10,14 +10,11 @@ import pytest
 
 from bench.beside.page import NoPlace
 from bench.scale import __main__ as scale
-from bench.scale import costs, documents, memory, page, walls
-from bench.scale.broker import RefusedBatch, check_appended
-from bench.scale.cluster import measure
+from bench.scale import costs, documents, memory, page, report
+from bench.scale.cluster import RefusedBatch, check_appended, measure, observe, plans
 from bench.scale.laws import LAWS, Fitted, LawMissed, Observed, ScaleLaw, check, fit, flow
 from bench.scale.loads import ANY_BROKER, LEADERS, LOADS, ONE_LEADER, SETTINGS, ScaleLoad, Shape
-from bench.scale.report import SCHEMA, CostsReport, ScaleReport, case_report, table
-from bench.scale.runs import observe, plans
-from bench.scale.walls import BROKERS_MIN, RESOURCES, MeasuredCosts, Resource
+from bench.scale.report import BROKERS_MIN, RESOURCES, SCHEMA, CostsReport, MeasuredCosts, Resource, ScaleReport, case_report, table
 from sim.loop import VirtualLoop
 from storage.errors import Unavailable
 from storage.log.batch import Append
@@ -108,15 +105,15 @@ def test_what_a_law_says_never_happens_must_not_happen() -> None:
 
 
 def test_one_oxia_server_takes_what_was_measured_and_between_the_points_something_between() -> None:
-    assert walls.oxia_puts_per_s(1) == pytest.approx(7_000)
-    assert walls.oxia_puts_per_s(10) == pytest.approx(34_000)
-    assert 34_000 < walls.oxia_puts_per_s(30) < 86_000
-    assert walls.oxia_puts_per_s(5_000) == pytest.approx(106_500)
+    assert report.oxia_puts_per_s(1) == pytest.approx(7_000)
+    assert report.oxia_puts_per_s(10) == pytest.approx(34_000)
+    assert 34_000 < report.oxia_puts_per_s(30) < 86_000
+    assert report.oxia_puts_per_s(5_000) == pytest.approx(106_500)
 
 
 def test_a_large_get_costs_more_than_a_small_one_and_none_less_than_nothing() -> None:
-    assert walls.get_cpu_s(4 * 2**20) == pytest.approx(0.65 / 256)
-    assert 0 <= walls.get_cpu_s(0) < walls.get_cpu_s(64 * 2**10)
+    assert report.get_cpu_s(4 * 2**20) == pytest.approx(0.65 / 256)
+    assert 0 <= report.get_cpu_s(0) < report.get_cpu_s(64 * 2**10)
 
 
 def test_walls_come_in_the_order_in_which_they_are_met() -> None:
@@ -124,7 +121,7 @@ def test_walls_come_in_the_order_in_which_they_are_met() -> None:
     early = Resource("early", "early", "none", lambda one, _per_s, _costs: one.brokers / 50)
     never = Resource("never", "never", "none", lambda _one, _per_s, _costs: 1.0)
 
-    found = walls.walls(lambda brokers: shape(brokers=brokers), expected, COSTS, [late, never, early])
+    found = report.walls(lambda brokers: shape(brokers=brokers), expected, COSTS, [late, never, early])
 
     assert [wall.resource.name for wall in found] == ["early", "late"]
     assert 50 < found[0].brokers <= 52
@@ -132,14 +129,14 @@ def test_walls_come_in_the_order_in_which_they_are_met() -> None:
 
 
 def test_what_the_smallest_cluster_is_short_of_has_its_wall_there() -> None:
-    found = walls.walls(lambda brokers: shape(leader=ANY_BROKER, brokers=brokers, partitions=100_000), expected, COSTS)
+    found = report.walls(lambda brokers: shape(leader=ANY_BROKER, brokers=brokers, partitions=100_000), expected, COSTS)
 
     assert (found[0].resource.name, found[0].brokers) == ("memory", BROKERS_MIN)
     assert next(wall for wall in found if wall.resource.name == "writers").brokers == pytest.approx(600, rel=0.03)
 
 
 def test_no_control_record_is_short_of_room_where_one_broker_leads() -> None:
-    found = walls.walls(lambda brokers: shape(brokers=brokers, partitions=100_000), expected, COSTS)
+    found = report.walls(lambda brokers: shape(brokers=brokers, partitions=100_000), expected, COSTS)
 
     assert "writers" not in [wall.resource.name for wall in found]
 
