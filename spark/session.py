@@ -1,9 +1,13 @@
 """One Spark session for all that runs here: `with open_session(SessionSettings(name="…")) as spark: …`.
 
-What keeps it from starting is said in one sentence (`SparkUnavailable`) before a JVM is started. A program has one session at a time.
+A failure to start is one sentence (`SparkUnavailable`) before a JVM is started. A program has one session at a time.
+
+`make jars` keeps the jars that Spark needs beside pyspark: its Kafka connector, Avro and Delta Lake (docs/adr/0023-spark-set.md). They are
+found here without Maven and without a network. services/jars.py fetches and names them; tests/spark/test_session.py compares the names.
 """
 
 import contextlib
+import hashlib
 import os
 import signal
 import sys
@@ -16,12 +20,14 @@ from typing import TYPE_CHECKING, Final
 
 from spark.class_archive import archive_for
 from spark.errors import SparkUnavailable
-from spark.jars import kept_jars
 from spark.requirements import PySpark, found_java, found_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+PINNED: Final = Path(__file__).resolve().parent / "spark-connector"
+"""The folder of pom.xml and jars.sha256."""
+_DIGITS: Final = 8
 LOCAL: Final = "local[2]"
 _HOST: Final = "127.0.0.1"
 _SOON_READY: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
@@ -29,7 +35,7 @@ _DELTA: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-_JARS_BY_SPARK: Final = {"spark.jars", "spark.jars.packages"}
+_JARS_BY_SPARK: Final = {"spark.session", "spark.session.packages"}
 """Who sets these brings the jars."""
 _LOG_SETTINGS: Final = "log4j2.configurationFile"
 _LOG: Final = Path(__file__).resolve().parent / "log4j2.properties"
@@ -38,6 +44,37 @@ _FEW_FILES: Final = {
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
+
+
+def cache_folder() -> Path:
+    """FOREBAY_CACHE, else `forebay` in XDG_CACHE_HOME, else ~/.cache/forebay."""
+    if given := os.environ.get("FOREBAY_CACHE"):
+        return Path(given).absolute()
+    elsewhere = os.environ.get("XDG_CACHE_HOME")
+    return (Path(elsewhere).absolute() if elsewhere else Path("~/.cache").expanduser()) / "forebay"
+
+
+def kept_jars() -> tuple[Path, ...]:
+    """Every jar of the set, in the order of their names. Raise `SparkUnavailable`."""
+    folder = cache_folder() / "jars" / f"{PINNED.name}-{set_digest()}"
+    jars = tuple(sorted(folder.glob("*.jar")))
+    if not jars:
+        raise SparkUnavailable(
+            f"The jars of Spark's Kafka connector are not in {folder}: run `make jars` in the repository, once "
+            "(it needs Maven), or let Spark fetch what `spark/README.md` lists: --conf spark.session.packages=…."
+        )
+    return jars
+
+
+def set_digest() -> str:
+    """Of the versions and checksums that are pinned. Raise `SparkUnavailable` where the folder `spark` is not whole."""
+    digest = hashlib.sha256()
+    try:
+        for part in ("pom.xml", "jars.sha256"):
+            digest.update((PINNED / part).read_bytes())
+    except OSError as error:
+        raise SparkUnavailable(f"{PINNED} does not say which jars Spark needs ({error.strerror}): name them in the settings.") from error
+    return digest.hexdigest()[:_DIGITS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +172,7 @@ def prepared(settings: SessionSettings, pyspark: PySpark, scratch: Path) -> dict
             "spark.driver.memory": settings.driver_memory,
             "spark.driver.extraJavaOptions": " ".join(options),
         }
-        | ({"spark.jars": ",".join(map(str, jars))} if jars else {})
+        | ({"spark.session": ",".join(map(str, jars))} if jars else {})
         | (of_this_machine(settings, scratch) if settings.is_local else {})
         | dict(settings.conf)
     )

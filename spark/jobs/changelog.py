@@ -16,9 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from spark.checkpoints import Checkpoint
 from spark.decoding import DEAD_LETTERS, Decoding, dead_letters
 from spark.errors import JobFailed
-from spark.jobs.job import DONE, SparkJob, main
+from spark.jobs.job import DONE, SparkJob, exported, main
 from spark.jobs.reading import ValueSettings, checked_table, decoding_of, opened
-from spark.jobs.stream import exported
 from spark.kafka_admin import KafkaAdmin, kafka_admin
 from spark.queries import run_query
 from spark.settings import setting

@@ -12,11 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark.checkpoints import Checkpoint
 from spark.flights import SEEN, observed_flights
+from spark.jobs.job import exported
 from spark.jobs.reading import QuerySettings, checked_table, either, opened
-from spark.jobs.stream import exported
 from spark.kafka_admin import KafkaAdmin, kafka_admin
-from spark.progress import batches_after
-from spark.queries import run_query
+from spark.queries import batches_after, run_query
 from spark.settings import Duration, setting
 from spark.stopping import Stopping
 from spark.tables import Table, TableBatch

@@ -1,21 +1,26 @@
 """What all jobs have in common: settings of the cluster and of the session, and a shell that says in a sentence what went wrong.
 
 A job is a name, its settings, and a function that is handed a session. `python -m spark.jobs.NAME`, `forebay spark run NAME` and
-`spark-submit spark/jobs/NAME.py` all call `main`.
+`spark-submit spark/jobs/NAME.py` all call `main`. Streaming jobs also have a consumer group and files that show from outside how far they
+are.
 """
 
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
+from spark.checkpoints import committed_offsets
 from spark.errors import SparkUnavailable
 from spark.kafka_admin import KafkaCluster
+from spark.offset_export import JSON_LINES, PROMETHEUS, OffsetExport
 from spark.queries import explain
 from spark.session import LOCAL, SessionSettings, open_session
 from spark.settings import AnySettings, WrongSettings, load, setting
@@ -28,6 +33,7 @@ USAGE: Final = 2
 UNAVAILABLE: Final = os.EX_UNAVAILABLE
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set by `spark-submit`, which then has decided where to run."""
+_HEARD_WITHIN_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,3 +125,54 @@ def _run(job: SparkJob[Any], spark: SparkSession, settings: JobSettings, stoppin
 def _say(message: str, code: int) -> int:
     sys.stderr.write(f"{message}\n")
     return code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings(JobSettings):
+    group: str = setting(
+        help="Commit to this consumer group what is done, for tools that show lag. It may have no members.", metavar="NAME", default=""
+    )
+    metrics_file: tuple[str, ...] = setting(
+        help=f"Write metrics to these files: {PROMETHEUS} for node_exporter's textfile collector, {JSON_LINES} for a line a batch.",
+        metavar="PATH,…",
+        default=(),
+    )
+
+    def complaints(self) -> Iterator[str]:
+        yield from JobSettings.complaints(self)
+        for file in self.metrics_files:
+            if file.suffix not in (PROMETHEUS, JSON_LINES):
+                yield f"--metrics-file={file}: expected a name that ends in {PROMETHEUS} or {JSON_LINES}"
+            if not file.parent.is_dir():
+                yield f"--metrics-file={file}: there is no folder {file.parent}"
+
+    @property
+    def metrics_files(self) -> tuple[Path, ...]:
+        return tuple(Path(one) for one in self.metrics_file)
+
+
+@contextmanager
+def exported(spark: SparkSession, settings: StreamSettings, *, query: str, checkpoint: str) -> Iterator[None]:
+    """Show from outside how far the query of this name is, which runs inside the block.
+
+    What its checkpoint has as done is committed before and after: a driver may have been killed after a batch and before its commit.
+    """
+    if not settings.group and not settings.metrics_file:
+        yield
+        return
+    export = OffsetExport(spark, settings.cluster, query=query, group=settings.group, metrics_files=settings.metrics_files)
+    spark.streams.addListener(export)
+    try:
+        _hand_over(spark, checkpoint, export)
+        yield
+        export.wait_for_end(_HEARD_WITHIN_S)
+        _hand_over(spark, checkpoint, export)
+    finally:
+        spark.streams.removeListener(export)
+        if not export.close():
+            sys.stderr.write(f"the group {settings.group} is behind what is done: the next run, or the job offsets, makes it good\n")
+
+
+def _hand_over(spark: SparkSession, checkpoint: str, export: OffsetExport) -> None:
+    if done := committed_offsets(spark, checkpoint):
+        export.hand_over(done[1])

@@ -14,9 +14,8 @@ from pyspark.sql import functions as sql
 
 from spark.checkpoints import Checkpoint
 from spark.decoding import DEAD_LETTERS, Decoding, dead_letters, typed_rows
-from spark.jobs.job import DONE, SparkJob, main
+from spark.jobs.job import DONE, SparkJob, exported, main
 from spark.jobs.reading import ValueSettings, checked_table, decoding_of, either, opened
-from spark.jobs.stream import exported
 from spark.kafka_admin import KafkaAdmin, kafka_admin
 from spark.queries import run_query
 from spark.settings import setting

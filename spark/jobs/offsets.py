@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 from spark.checkpoints import committed_offsets, noted_origin
 from spark.errors import JobFailed
 from spark.files import names_in
-from spark.group_commits import Offsets, goes_back
 from spark.jobs.job import DONE, FAILED, JobSettings, SparkJob, main
 from spark.kafka_admin import KafkaAdmin, kafka_admin
+from spark.offset_export import Offsets, goes_back
 from spark.settings import Duration, setting
 from spark.stopping import Stopping
 

@@ -11,13 +11,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from spark.checkpoints import Checkpoint, Origin, open_checkpoint
-from spark.decoding import Decoding
+from spark.decoding import Decoding, avro_columns, json_columns
 from spark.errors import JobFailed
 from spark.files import qualified
-from spark.jobs.stream import StreamSettings
+from spark.jobs.job import StreamSettings
 from spark.kafka_admin import KafkaAdmin
 from spark.protobuf import ProtobufSchema, protobuf_columns
-from spark.schemas import avro_columns, json_columns
 from spark.settings import Duration, setting
 from spark.tables import Table, changed_types
 from spark.topics import TopicSource

@@ -14,10 +14,9 @@ from pyspark.sql import functions as sql
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, StatefulProcessorHandle, TimerValues
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
-from spark.flights import SCHEDULED, has_tailnum
+from spark.flights import SCHEDULED, AircraftDay, Leg, chains, day_of, has_tailnum, is_closed
 from spark.jobs.flights import FlightQuery, FlightSettings, Tally, run_flights
 from spark.jobs.job import DONE, SparkJob, main
-from spark.legs import AircraftDay, Leg, chains, day_of, is_closed
 from spark.settings import Duration, setting
 from spark.stopping import Stopping
 

@@ -13,8 +13,7 @@ from runtime.clock import SystemClock
 from services.build import OXIA, VERSITYGW, BuildError, built
 from services.jars import assembled
 from services.kafka import POM as KAFKA
-from spark.jars import PINNED
-from spark.session import SessionSettings, open_session
+from spark.session import PINNED, SessionSettings, open_session
 from tests.spark.acks import Record, Row, produce
 from tests.spark.brokers import Against, Brokers, running_brokers
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spark.decoding import DEAD_LETTERS, HEADERS, RAW, Decoding, dead_letters, raw_rows, typed_rows
-from spark.schemas import avro_columns, json_columns
+from spark.decoding import DEAD_LETTERS, HEADERS, RAW, Decoding, avro_columns, dead_letters, json_columns, raw_rows, typed_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

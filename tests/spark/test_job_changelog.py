@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from spark.decoding import HEADERS, Decoding, dead_letters
+from spark.decoding import HEADERS, Decoding, dead_letters, json_columns
 from spark.jobs.changelog import ChangelogSettings
-from spark.schemas import json_columns
 from spark.settings import WrongSettings, load
 from spark.upserts import changes, clashes, columns_of, judged, merge_of
 from spark.vocabulary import KeyFormat

@@ -17,14 +17,12 @@ from confluent_kafka import Consumer
 
 from spark.checkpoints import committed_offsets
 from spark.errors import JobFailed
-from spark.group_commits import GroupCommits, goes_back
+from spark.jobs.job import StreamSettings
 from spark.jobs.materialize import MaterializeSettings
 from spark.jobs.materialize import run as materialize
 from spark.jobs.offsets import OffsetsSettings, follow, run
-from spark.jobs.stream import StreamSettings
 from spark.kafka_admin import KafkaCluster, KafkaPartition, kafka_admin
-from spark.offset_export import OffsetExport
-from spark.query_metrics import QueryTotals, as_json, as_prometheus, measured
+from spark.offset_export import GroupCommits, OffsetExport, QueryTotals, as_json, as_prometheus, goes_back, measured
 from spark.settings import Duration, WrongSettings, load
 from spark.stopping import Stopping
 from tests.kit.serving import ROOT

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from spark.legs import Leg, chains, day_of, is_closed
+from spark.flights import Leg, chains, day_of, is_closed
 from spark.settings import Duration, WrongSettings, load
 from tests.spark.flight_streams import HOUR_MS, Flight, at, streamed
 

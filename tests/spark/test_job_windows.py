@@ -166,7 +166,7 @@ def test_windows_do_not_go_where_flights_come_from() -> None:
 def test_a_batch_is_counted_once_and_a_look_that_found_nothing_is_no_batch() -> None:
     """Spark gives such a look the number that the next batch will have, and tells of a batch as often as it is asked."""
     from spark.jobs.flights import Tally
-    from spark.progress import QueryLine
+    from spark.queries import QueryLine
 
     def progress(batch: int, rows: int, *phases: str) -> dict[str, Any]:
         return {

@@ -12,9 +12,8 @@ import pytest
 from services.jars import assembled
 from spark.class_archive import ClassArchive
 from spark.errors import SparkUnavailable
-from spark.jars import PINNED, kept_jars
 from spark.requirements import found_java, found_pyspark, read_version
-from spark.session import SessionSettings, open_session, prepared
+from spark.session import PINNED, SessionSettings, kept_jars, open_session, prepared
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,8 +22,8 @@ from forebay.commands.demo.own_topic import PREFIX
 from process.settings.errors import EXIT_FAILED, EXIT_USAGE, StartError
 from runtime.clock import Clock
 from spark.errors import SparkUnavailable
-from spark.jars import kept_jars
 from spark.requirements import found_java, found_pyspark
+from spark.session import kept_jars
 
 RECORDS_PER_S: Final = 6_000
 """A pace that one can watch."""

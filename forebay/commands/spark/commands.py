@@ -25,8 +25,8 @@ def run(
 def check() -> None:
     """Say which pyspark, Java and jars there are."""
     from spark.errors import SparkUnavailable
-    from spark.jars import kept_jars
     from spark.requirements import found_java, found_pyspark
+    from spark.session import kept_jars
 
     try:
         pyspark, java, jars = found_pyspark(), found_java(), kept_jars()
