@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from storage.catalog.topic_records import TopicState, decode_topic
+from storage.catalog.topic import TopicState, decode_topic
 from storage.errors import Corrupt, IncompatibleFormat, StorageError
 from storage.formats.control import Control, decode_control
 from storage.metadata import keys

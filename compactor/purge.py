@@ -18,7 +18,7 @@ from compactor.records import Records
 from runtime.clock import Clock
 from runtime.ids import Entropy
 from storage.catalog.collections import Deletions, MetadataWentBack
-from storage.catalog.topic_records import decode_topic_id
+from storage.catalog.topic import decode_topic_id
 from storage.errors import Corrupt, IncompatibleFormat, StorageError, Unavailable
 from storage.formats.control import LogState, decode_control
 from storage.formats.segment import parse_segment_key, segments_of_topic

@@ -18,7 +18,7 @@ import msgspec
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.records import Records
 from runtime.ids import Entropy, IdSource
-from storage.catalog.topic_records import decode_topic_id
+from storage.catalog.topic import decode_topic_id
 from storage.errors import Unavailable
 from storage.formats.compaction import decode_attempt
 from storage.formats.control import Control, Entry, LogState, decode_chunk, decode_control, decode_segment

@@ -48,7 +48,7 @@ from storage.catalog.brokers import BrokerDirectory, Role
 from storage.catalog.cluster import read_cluster
 from storage.catalog.commit_marks import CommitMarks
 from storage.catalog.producer_ids import ProducerIds
-from storage.catalog.topic_names import NEVER_A_TOPIC, validate_name
+from storage.catalog.topic import NEVER_A_TOPIC, validate_name
 from storage.catalog.topics import PARTITIONS_MAX, Topic, Topics
 from storage.errors import AlreadyExists, NotFound, StorageError, Unavailable
 from storage.limits import MIB, SEQUENCE_MAX

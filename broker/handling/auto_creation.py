@@ -8,7 +8,7 @@ from kio.schema.errors import ErrorCode
 from broker.handling.administration import By
 from broker.handling.context import BrokerParts
 from broker.handling.errors import error_code_of
-from storage.catalog.topic_names import INTERNAL, INTERNAL_PARTITIONS, NEVER_A_TOPIC, collision_key
+from storage.catalog.topic import INTERNAL, INTERNAL_PARTITIONS, NEVER_A_TOPIC, collision_key
 from storage.catalog.topics import PARTITIONS_MAX, Topic
 from storage.errors import AlreadyExists, StorageError
 

@@ -5,7 +5,7 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from broker.handling.refusal import Refusal
-from storage.catalog.topic_names import validate_name
+from storage.catalog.topic import validate_name
 
 TOPIC: Final = 2
 BROKER: Final = 4

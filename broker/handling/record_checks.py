@@ -17,7 +17,7 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from storage import recordbatch
-from storage.catalog.topic_names import INTERNAL
+from storage.catalog.topic import INTERNAL
 from storage.catalog.topics import Topic
 from storage.errors import Corrupt
 from storage.limits import BATCH_BYTES_DEFAULT_MAX

@@ -21,7 +21,7 @@ from broker.http.produce import LISTENER
 from broker.protocol.request import Request
 from runtime.turns import Turns
 from storage.catalog.brokers import HTTP_LISTENER, Role
-from storage.catalog.topic_names import INTERNAL
+from storage.catalog.topic import INTERNAL
 from storage.catalog.topics import Topic
 from storage.errors import Unavailable
 from storage.objects.port import ObjectStat

@@ -27,7 +27,7 @@ from runtime.blocking import Blocking
 from runtime.frames import make_frame
 from runtime.telemetry import Metric
 from runtime.turns import in_turns
-from storage.catalog.topic_names import validate_name
+from storage.catalog.topic import validate_name
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 from storage.limits import KIB, SEQUENCE_MAX

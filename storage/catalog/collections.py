@@ -26,7 +26,7 @@ from runtime.ids import Entropy, IdSource
 from runtime.ulid import encode_ulid, ulid_ms
 from storage.catalog.commit_marks import MARKS_PREFIX, CommitMark, read_mark
 from storage.catalog.records import ATTEMPTS_MAX, decode, decode_checked, encode, encode_checked, given_up, pause, write_one
-from storage.catalog.topic_records import decode_topic_id
+from storage.catalog.topic import decode_topic_id
 from storage.errors import AlreadyExists, Conflict, Corrupt, IncompatibleFormat, NotFound, OutcomeUnknown, Unavailable
 from storage.metadata import keys
 from storage.metadata.keys import COLLECTIONS, PartitionKeys

@@ -1,7 +1,7 @@
 """Topics as they certainly are, for answers that a stale cache must not give: that something is stored, or that there is nothing (I10).
 
 The cache may name an incarnation that is gone. Two reads tell, and either is enough, so that no one shard of the metadata store holds up
-what lies on another: the control record of any partition, which is a tombstone before the topic's name is free (storage.catalog.controls),
+what lies on another: the control record of any partition, which is a tombstone before the topic's name is free (storage.catalog.topic),
 and the record of the topic itself. The first is asked, on the shard that the caller depends on anyhow if the topic has a partition there;
 the second when the cache does not know the topic, when the first says no, or when it is late. Callers of one moment share a read.
 """

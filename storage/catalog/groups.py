@@ -8,7 +8,7 @@ import msgspec
 import structlog
 
 from storage.catalog.records import decode, encode
-from storage.catalog.topic_records import decode_topic_id, read_topic_ids
+from storage.catalog.topic import decode_topic_id, read_topic_ids
 from storage.errors import Corrupt, IncompatibleFormat
 from storage.formats.refusal import UNDECODABLE
 from storage.limits import METADATA_VALUE_BYTES_MAX

@@ -16,7 +16,7 @@ from runtime.ids import Entropy, IdSource
 from storage.catalog.cluster import ClusterRecord, open_cluster, read_cluster
 from storage.catalog.store_marker import KEY as MARKER_KEY
 from storage.catalog.store_marker import StoreMarker, read_marker, write_marker
-from storage.catalog.topic_records import decode_topic
+from storage.catalog.topic import decode_topic
 from storage.errors import Corrupt, IncompatibleFormat, NotFound
 from storage.formats.control import Control, Entry, decode_chunk, decode_control
 from storage.formats.segment import segment_key

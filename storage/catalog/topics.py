@@ -26,9 +26,18 @@ from storage.catalog.gathering import SharedReads
 from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
 from storage.catalog.records import pause, write_one
 from storage.catalog.silence import Silence
-from storage.catalog.topic_changes import TopicChanges, altered
-from storage.catalog.topic_names import collision_key, may_collide, validate_name
-from storage.catalog.topic_records import Topic, TopicState, decode_topic, decode_topic_id, read_topic_ids
+from storage.catalog.topic import (
+    Topic,
+    TopicChanges,
+    TopicState,
+    altered,
+    collision_key,
+    decode_topic,
+    decode_topic_id,
+    may_collide,
+    read_topic_ids,
+    validate_name,
+)
 from storage.errors import StorageError, Unavailable
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Delete, MetadataStore, OpResult, Status

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import Final, NoReturn
 
 from runtime.telemetry import Metric, SeriesRow, Telemetry
-from storage.catalog.topic_records import Topic
+from storage.catalog.topic import Topic
 from storage.errors import StorageError
 from storage.metadata import keys
 from storage.metadata.port import MetadataStore

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Final, NamedTuple
 
-from storage.catalog.topic_records import Topic, TopicState, decode_topic
+from storage.catalog.topic import Topic, TopicState, decode_topic
 from storage.errors import Corrupt, IncompatibleFormat
 from storage.formats.control import decode_control
 from storage.metadata import keys

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from storage.catalog.topic_records import TopicState, decode_topic
+from storage.catalog.topic import TopicState, decode_topic
 from storage.errors import Corrupt, IncompatibleFormat
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys

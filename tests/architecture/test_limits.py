@@ -103,7 +103,7 @@ ELSEWHERE: Final = {
     "storage/catalog/store_identity.py NAMED_MAX": "objects that are looked at when a broker starts",
     "storage/catalog/store_identity.py LISTED_MAX": "objects that are looked at when a broker starts",
     "storage/catalog/store_identity.py SLICES_MAX": "partitions that are looked at when a broker starts",
-    "storage/catalog/topic_changes.py LOOKS_MAX": "at a creation that somebody else goes on with, before it is given up for him",
+    "storage/catalog/topic.py LOOKS_MAX": "at a creation that somebody else goes on with, before it is given up for him",
     "storage/catalog/topics.py PROOFS_MAX": "writes that prove a name free, against others that change it at the same time",
     "storage/log/flush.py CONFLICTS_MAX": "from which share of conflicts on batches are gathered",
     "storage/log/fresh_reads.py READ_KEYS_MAX": "partitions in one read",

@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
-from storage.catalog import controls, records, topic_changes
-from storage.catalog.controls import create_controls
-from storage.catalog.topic_changes import TopicChanges
-from storage.catalog.topic_records import Topic, TopicIdRecord
+from storage.catalog import records
+from storage.catalog import topic as topic_module
+from storage.catalog.topic import Topic, TopicChanges, TopicIdRecord, create_controls
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Delete, Key, MetadataStore, Put
 from tests.model.topic_world import Actor, Program, World, Wrong, explore
@@ -19,10 +18,10 @@ def few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_pause(_attempt: int, _entropy: object) -> None:
         pass
 
-    for module in (controls, topic_changes, records):
+    for module in (topic_module, records):
         monkeypatch.setattr(module, "ATTEMPTS_MAX", 4)
         monkeypatch.setattr(module, "pause", no_pause)
-    monkeypatch.setattr(topic_changes, "LOOKS_MAX", 1)
+    monkeypatch.setattr(topic_module, "LOOKS_MAX", 1)
 
 
 def right(metadata: MetadataStore) -> TopicChanges:
@@ -152,12 +151,12 @@ def test_a_wrong_order_or_condition_is_found(wrong: type[TopicChanges], scenario
 
 
 def test_tombstones_only_where_there_is_a_log_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    tombstones = controls._tombstones
+    tombstones = topic_module._tombstones
 
     async def where_there_is_a_log(metadata: MetadataStore, waiting: list[Key]) -> list[Put]:
         return [put for put in await tombstones(metadata, waiting) if put.expected_version != ABSENT]
 
-    monkeypatch.setattr(controls, "_tombstones", where_there_is_a_log)
+    monkeypatch.setattr(topic_module, "_tombstones", where_there_is_a_log)
 
     with pytest.raises(Wrong, match="an open log that belongs to nobody"):
         runs(GROWN, (1, 1))

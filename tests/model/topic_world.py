@@ -11,8 +11,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from storage.catalog.topic_changes import TopicChanges
-from storage.catalog.topic_records import Topic, TopicState, decode_topic, decode_topic_id
+from storage.catalog.topic import Topic, TopicChanges, TopicState, decode_topic, decode_topic_id
 from storage.errors import AlreadyExists, OutcomeUnknown, StorageError
 from storage.formats.control import LogState, decode_control
 from storage.metadata import keys

@@ -10,9 +10,8 @@ import msgspec
 
 from compactor.purge import Purge
 from sim.metadata import SimMetadata
-from storage.catalog import topic_changes
-from storage.catalog.controls import tombstone_controls
-from storage.catalog.topic_records import TopicIdRecord, TopicState, decode_topic
+from storage.catalog import topic as topic_module
+from storage.catalog.topic import TopicIdRecord, TopicState, decode_topic, tombstone_controls
 from storage.formats.control import Control, LogState, encode
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
@@ -41,7 +40,7 @@ def goes_by_the_mark_of_a_deletion() -> Iterator[None]:
             if topic.state is TopicState.DELETING:
                 yield _as_deleted(topic.topic_id, topic.logs_max)
 
-    slowly = mock.patch.object(topic_changes, "tombstone_controls", tombstone)
+    slowly = mock.patch.object(topic_module, "tombstone_controls", tombstone)
     with mock.patch.object(Purge, "_topic_ids", topic_ids), _asks_for_no_tombstone(), slowly:
         yield
 

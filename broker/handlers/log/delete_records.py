@@ -27,8 +27,8 @@ from broker.handling.partition_bounds import TopicPartition
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
 from runtime.turns import Turns
+from storage.catalog.topic import INTERNAL
 from storage.catalog.topic_configs import value_of
-from storage.catalog.topic_names import INTERNAL
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 from storage.log.partition import AGE_S_MAX

@@ -32,8 +32,8 @@ from broker.handling.refusal import Refusal
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
 from runtime.turns import Turns
+from storage.catalog.topic import NEVER_A_TOPIC, collision_key, validate_name
 from storage.catalog.topic_configs import InvalidTopicConfig, effective, validate
-from storage.catalog.topic_names import NEVER_A_TOPIC, collision_key, validate_name
 from storage.catalog.topics import PARTITIONS_MAX
 from storage.errors import StorageError
 from storage.vocabulary import TopicId

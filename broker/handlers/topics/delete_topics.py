@@ -20,7 +20,7 @@ from broker.handling.kio_types import as_topic_id, as_topic_name, as_uuid
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.request import Request
 from runtime.turns import Turns
-from storage.catalog.topic_names import validate_name
+from storage.catalog.topic import validate_name
 from storage.catalog.topics import Topic
 from storage.errors import NotFound, StorageError
 from storage.vocabulary import TopicId

@@ -41,7 +41,7 @@ from broker.protocol.codec import as_field
 from broker.protocol.request import Request
 from broker.roles import placement_by_role
 from runtime.turns import ITEMS_DEFAULT, Turns
-from storage.catalog.topic_names import INTERNAL, validate_name
+from storage.catalog.topic import INTERNAL, validate_name
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 from storage.vocabulary import TopicId

@@ -24,8 +24,7 @@ from forebay.commands.debug.trace import (
 )
 from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE
 from process.settings.keys import nearest
-from storage.catalog.topic_names import validate_name
-from storage.catalog.topic_records import Topic, decode_topic, decode_topic_id, read_topic_ids
+from storage.catalog.topic import Topic, decode_topic, decode_topic_id, read_topic_ids, validate_name
 from storage.errors import Corrupt, IncompatibleFormat, NotFound, Unavailable
 from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, Spans, decode_chunk, decode_control, decode_segment
 from storage.formats.source import object_of

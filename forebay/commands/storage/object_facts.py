@@ -4,7 +4,7 @@ import msgspec
 
 from forebay.commands.debug.trace import CODECS
 from runtime.ulid import ulid_ms
-from storage.catalog.topic_records import decode_topic_id, read_topic_ids
+from storage.catalog.topic import decode_topic_id, read_topic_ids
 from storage.errors import Corrupt, EndsEarly, IncompatibleFormat, StorageError
 from storage.formats.segment import HEADER_BYTES, decode_header
 from storage.metadata.port import MetadataStore

@@ -29,7 +29,7 @@ from storage.catalog.collections import (
 )
 from storage.catalog.commit_marks import MARKS_PREFIX, CommitMarks, read_mark
 from storage.catalog.records import encode as encode_catalog
-from storage.catalog.topic_records import TopicIdRecord
+from storage.catalog.topic import TopicIdRecord
 from storage.errors import Conflict, Corrupt, OutcomeUnknown, Unavailable
 from storage.formats.control import Control, encode
 from storage.metadata import keys

@@ -10,7 +10,7 @@ from runtime.ids import IdSource
 from storage.catalog.cluster import ClusterRecord, open_cluster
 from storage.catalog.store_identity import LISTED_MAX, NAMED_MAX, Identity, Objects, StoreContents, StoreOwnership, identify, judge, look
 from storage.catalog.store_marker import KEY, StoreMarker, read_marker, write_marker
-from storage.catalog.topic_records import read_topic
+from storage.catalog.topic import read_topic
 from storage.catalog.topics import Topics
 from storage.errors import Corrupt, IncompatibleFormat, OutcomeUnknown, Unavailable
 from storage.formats.control import Control, Entry, IndexChunk, SegmentEntry, decode_control, encode

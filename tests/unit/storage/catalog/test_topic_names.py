@@ -1,6 +1,6 @@
 import pytest
 
-from storage.catalog.topic_names import collision_key, may_collide, validate_name
+from storage.catalog.topic import collision_key, may_collide, validate_name
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "...", "__consumer_offsets", "x" * 249])

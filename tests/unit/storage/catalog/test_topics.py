@@ -9,7 +9,7 @@ import pytest
 from runtime.ids import IdSource
 from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
 from storage.catalog.records import ATTEMPTS_MAX, encode
-from storage.catalog.topic_records import decode_topic_id, read_topic
+from storage.catalog.topic import decode_topic_id, read_topic
 from storage.catalog.topics import FORMER_KEPT_MAX, FORMER_MAX, Topic, Topics, TopicState
 from storage.errors import AlreadyExists, Corrupt, IncompatibleFormat, NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.formats import control as control_format

@@ -14,7 +14,7 @@ from storage.catalog.collections import decode_collections
 from storage.catalog.groups import decode_claim, decode_group, decode_head, decode_offset, decode_topics
 from storage.catalog.producer_ids import decode_next_block
 from storage.catalog.store_marker import decode_marker
-from storage.catalog.topic_records import decode_topic, decode_topic_id
+from storage.catalog.topic import decode_topic, decode_topic_id
 from storage.errors import Corrupt, IncompatibleFormat
 from storage.formats import levels, refusal, wal
 from storage.formats.control import decode_chunk, decode_control, decode_page
@@ -204,13 +204,13 @@ async def test_a_commit_writes_nothing_over_a_control_record_of_a_newer_release(
 
 
 def test_every_struct_of_a_record_refuses_what_it_does_not_know() -> None:
-    from storage.catalog import brokers, cluster, groups, producer_ids, store_marker, topic_records
+    from storage.catalog import brokers, cluster, groups, producer_ids, store_marker, topic
     from storage.formats import control
 
     lenient = {cluster._Level}
     structs = [
         struct
-        for module in (brokers, cluster, groups, producer_ids, store_marker, topic_records, control)
+        for module in (brokers, cluster, groups, producer_ids, store_marker, topic, control)
         for struct in vars(module).values()
         if isinstance(struct, type) and issubclass(struct, msgspec.Struct) and struct.__module__ == module.__name__
     ]
@@ -220,14 +220,14 @@ def test_every_struct_of_a_record_refuses_what_it_does_not_know() -> None:
 
 
 def test_the_level_of_this_release_names_the_formats_that_are_written() -> None:
-    from storage.catalog import brokers, cluster, compactors, groups, producer_ids, store_marker, topic_records
+    from storage.catalog import brokers, cluster, compactors, groups, producer_ids, store_marker, topic
     from storage.formats import compaction, control, segment
 
     assert segment.FMT == compaction.FMT == compactors.FMT
     assert levels.FORMATS[levels.LEVEL_MAX] == {
         "WAL object": wal.FMT,
         "control record, index chunk, producer state": control.FMT_INLINE,
-        "topic, its name by id": topic_records.FMT,
+        "topic, its name by id": topic.TOPIC_FMT,
         "broker": brokers.FMT_ROLES,
         "cluster": cluster.FMT,
         "store marker": store_marker.FMT,

@@ -8,7 +8,7 @@ import msgspec
 
 from compactor.plan import CompactionPolicy
 from runtime.clock import SystemClock
-from storage.catalog.topic_records import Topic, TopicState
+from storage.catalog.topic import Topic, TopicState
 from storage.formats.control import Control, IndexChunk, SegmentEntry, decode_chunk, encode
 from storage.formats.segment import segment_key
 from storage.formats.wal import object_key

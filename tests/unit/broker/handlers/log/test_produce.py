@@ -6,7 +6,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.protocol.produce import PartitionResult
-from storage.catalog.topic_names import INTERNAL
+from storage.catalog.topic import INTERNAL
 from storage.errors import Unavailable
 from storage.log.flush import FlushSettings
 from storage.log.limits import LogLimits

@@ -10,9 +10,9 @@ from kio.schema.errors import ErrorCode
 from broker.handlers.topics import metadata
 from broker.handling.auto_creation import TOPICS_MAX
 from broker.leadership import ClientLeadership, Leadership, PartitionLeadership, Placement, Question, SelfLeadership
+from storage.catalog.topic import INTERNAL as INTERNAL_TOPICS
+from storage.catalog.topic import INTERNAL_PARTITIONS, NEVER_A_TOPIC
 from storage.catalog.topic_configs import validate
-from storage.catalog.topic_names import INTERNAL as INTERNAL_TOPICS
-from storage.catalog.topic_names import INTERNAL_PARTITIONS, NEVER_A_TOPIC
 from storage.errors import Unavailable
 from storage.vocabulary import TopicId
 from tests.kit.faulty_metadata import Fault

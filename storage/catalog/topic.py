@@ -1,42 +1,230 @@
-"""How topics are created, grown, altered and deleted: the order of writes and their conditions (docs/adr/0015-a-topic-id-lives-once.md).
+"""A topic in the metadata store, without a cache: its name, its records, and the order in which they change.
 
-    create          topics/{name} := CREATING if absent, under an id that is proposed in this one request
-                    control records := OPEN if absent
-                    topics/{name} := ACTIVE by CAS, and topic-ids/{id} := name if absent
-    add partitions  topics/{name}.partitions_planned := n by CAS
-                    control records := OPEN if absent
-                    topics/{name}.partition_count := n by CAS
-    delete          topics/{name} := DELETING by CAS
-                    control records, also those that are absent := DELETED by CAS
-                    topic-ids/{id} := deleted, and topics/{name} removed by its version
+llog/topics/{name}            the incarnation that has the name now: CREATING, ACTIVE or DELETING
+llog/topic-ids/{topic_id}     its name, from its activation on; after its deletion, that it is deleted and how many logs it had
 
-An id is alive while topics/{name} names it. Each id gets there by one request alone and becomes ACTIVE under the version that this request
-made, so whatever arrives late finds another version, or another id, and changes nothing that anybody sees. No control record is put before
-topics/{name} says that it may be there, so whoever deletes knows where one may yet arrive, and puts a tombstone in its place.
+`TopicChanges` creates, grows, alters and deletes topics (docs/adr/0015-a-topic-id-lives-once.md). It creates the control records of a
+topic's partitions with the topic, and turns them into tombstones with it.
 """
 
-from collections.abc import Callable, Mapping
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Final
 
 import msgspec
 
 from runtime.ids import Entropy
-from storage.catalog.controls import create_controls, tombstone_controls
-from storage.catalog.records import ATTEMPTS_MAX, encode, given_up, pause, write_one
-from storage.catalog.topic_records import Topic, TopicIdRecord, TopicState, decode_topic, decode_topic_id, read_topic
+from storage.catalog.records import ATTEMPTS_MAX, decode, encode, given_up, pause, write_each, write_one
 from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, StorageError, Unavailable
+from storage.formats.control import Control, LogState, decode_control
+from storage.formats.control import encode as encode_control
 from storage.metadata import keys
-from storage.metadata.port import ABSENT, Applied, Delete, MetadataStore, OpResult, Put, Status, Unknown, WriteOp
-from storage.vocabulary import TopicId
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.port import ABSENT, Applied, Delete, Key, MetadataStore, NotApplied, OpResult, Put, Record, Status, Unknown, WriteOp
+from storage.vocabulary import PartitionId, TopicId
 
+TOPIC_FMT: Final = 1
+_READ_KEYS_MAX: Final = 1_000
+TOPIC_NAME_LENGTH_MAX: Final = 249
+_LEGAL: Final = re.compile(r"[a-zA-Z0-9._-]+")
+_SEGMENT_BYTES: Final = "104857600"
+INTERNAL: Final[Mapping[str, Mapping[str, str]]] = {
+    "__consumer_offsets": {"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": _SEGMENT_BYTES},
+    "__transaction_state": {
+        "cleanup.policy": "compact",
+        "compression.type": "uncompressed",
+        "min.insync.replicas": "1",
+        "segment.bytes": _SEGMENT_BYTES,
+        "unclean.leader.election.enable": "false",
+    },
+    "__share_group_state": {
+        "cleanup.policy": "delete",
+        "compression.type": "producer",
+        "min.insync.replicas": "1",
+        "retention.ms": "-1",
+        "segment.bytes": _SEGMENT_BYTES,
+    },
+}
+"""Topics in which Kafka's brokers keep state, with the configs that they get when a client names them. Clients may not write to them."""
+INTERNAL_PARTITIONS: Final = 50
+NEVER_A_TOPIC: Final = "__cluster_metadata"
+"""The log of Kafka's controllers: no client can make a topic of that name."""
 LOOKS_MAX: Final = 10
 """How often a creation that another broker has begun is looked at before it is given up (pauses of up to half a second between)."""
 _PARTITIONS_PER_LOOK: Final = 500
 """Look once more per this number of partitions, whose logs take their time."""
 
 
+class TopicState(Enum):
+    CREATING = "CREATING"  # the name is reserved; only who reserved it may make it ACTIVE, anybody may give it up
+    ACTIVE = "ACTIVE"
+    DELETING = "DELETING"  # being removed: whoever finds it may finish that
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One incarnation of a topic. `configs` holds what was set, defaults excepted (storage.catalog.topic_configs).
+
+    `partitions_planned`: up to which number logs may exist that are no partitions yet, since partitions are being added; 0 if none are.
+    """
+
+    fmt: int = TOPIC_FMT
+    name: str
+    topic_id: TopicId
+    partition_count: int
+    replication_factor: int
+    configs: dict[str, str]
+    state: TopicState = TopicState.ACTIVE
+    created_at_ms: int
+    partitions_planned: int = 0
+
+    def has_partition(self, partition: int) -> bool:
+        return 0 <= partition < self.partition_count
+
+    def partition(self, partition: int) -> PartitionId:
+        return PartitionId(self.topic_id, partition)
+
+    @property
+    def logs_max(self) -> int:
+        """No log of this incarnation has this number or a higher one."""
+        return max(self.partition_count, self.partitions_planned)
+
+
+class TopicIdRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`deleted_logs`: how many logs the topic left behind when it was deleted; None while it was not."""
+
+    fmt: int = TOPIC_FMT
+    name: str
+    deleted_logs: int | None = None
+
+    @property
+    def is_deleted(self) -> bool:
+        return self.deleted_logs is not None
+
+
+_topics = msgspec.json.Decoder(Topic)
+_topic_ids = msgspec.json.Decoder(TopicIdRecord)
+
+
+def decode_topic(record: Record) -> Topic:
+    return decode(_topics, record.value, known=TOPIC_FMT, path=record.path)
+
+
+def decode_topic_id(record: Record) -> TopicIdRecord:
+    return decode(_topic_ids, record.value, known=TOPIC_FMT, path=record.path)
+
+
+async def read_topic(metadata: MetadataStore, name: str) -> tuple[Topic | None, int]:
+    """Whose name it is, and the version of that record. Raises `Unavailable`."""
+    (record,) = await metadata.get_many([keys.topic(name)])
+    return (None, ABSENT) if record is None else (decode_topic(record), record.version)
+
+
+async def read_topic_ids(metadata: MetadataStore, topic_ids: Sequence[TopicId]) -> list[Record | None]:
+    """Raises `Unavailable`."""
+    records: list[Record | None] = []
+    for start in range(0, len(topic_ids), _READ_KEYS_MAX):
+        if start:
+            await asyncio.sleep(0)
+        records += await metadata.get_many([keys.topic_id(topic_id) for topic_id in topic_ids[start : start + _READ_KEYS_MAX]])
+    return records
+
+
+def validate_name(name: str) -> str | None:
+    """What is wrong with `name`, in words for the client; None if it may be used."""
+    if not name:
+        return "the topic name is empty"
+    if name in {".", ".."}:
+        return "the topic name cannot be '.' or '..'"
+    if len(name) > TOPIC_NAME_LENGTH_MAX:
+        return f"the topic name has {len(name)} characters, at most {TOPIC_NAME_LENGTH_MAX} are allowed"
+    if not _LEGAL.fullmatch(name):
+        return f"the topic name {name!r} has a character other than ASCII letters, digits, '.', '_' and '-'"
+    return None
+
+
+def collision_key(name: str) -> str:
+    """Names with equal keys are one to a metric system that writes '.' as '_': Kafka lets only one of them exist."""
+    return name.replace(".", "_")
+
+
+def may_collide(name: str) -> bool:
+    return "." in name or "_" in name
+
+
+async def create_controls(metadata: MetadataStore, topic_id: TopicId, count: int, *, entropy: Entropy, first: int = 0) -> None:
+    """Create the records of partitions `first` to `count` - 1. One that is there is left alone: it comes from an attempt that ended half
+    way, from another broker that adds partitions too, or it is a tombstone, which the CAS of the topic's record will find out.
+
+    Raises `Unavailable` or `OutcomeUnknown`. Cancelled: any of them may exist, or may yet.
+    """
+    value = encode_control(Control())
+    missing = [_control(topic_id, partition) for partition in range(first, count)]
+    unknown: Unknown | None = None
+    reason = ""
+    for attempt in range(ATTEMPTS_MAX):
+        outcomes = await write_each(metadata, [Put(key, value, ABSENT) for key in missing])
+        remaining = []
+        for key, outcome in zip(missing, outcomes, strict=True):
+            if isinstance(outcome, Unknown | NotApplied):
+                remaining.append(key)
+                reason = outcome.reason
+                unknown = outcome if isinstance(outcome, Unknown) else unknown
+        if not remaining:
+            return
+        missing = remaining
+        await pause(attempt, entropy)
+    raise given_up(f"create the control records of topic id {topic_id}", unknown=unknown, reason=reason)
+
+
+async def tombstone_controls(metadata: MetadataStore, topic_id: TopicId, count: int, *, entropy: Entropy) -> None:
+    """Set log_state DELETED in every control record, against writers that go on committing, and put a tombstone where there is none,
+    against a creation that is still on its way.
+
+    Idempotent. Raises `Unavailable` or `OutcomeUnknown` when some record was not reached; call again to continue.
+    """
+    waiting = [_control(topic_id, partition) for partition in range(count)]
+    unknown: Unknown | None = None
+    reason = ""
+    for attempt in range(ATTEMPTS_MAX):
+        ops = await _tombstones(metadata, waiting)
+        waiting = []
+        unknown = None  # what an earlier attempt left open, the read has settled
+        for op, outcome in zip(ops, await write_each(metadata, ops), strict=True):
+            if isinstance(outcome, Unknown | NotApplied):
+                reason = outcome.reason
+                unknown = outcome if isinstance(outcome, Unknown) else unknown
+            elif outcome.status is Status.OK:
+                continue
+            else:
+                reason = "its version moved each time"
+            waiting.append(op.key)
+        if not waiting:
+            return
+        await pause(attempt, entropy)
+    raise given_up(f"mark {len(waiting)} partitions of topic id {topic_id} deleted", unknown=unknown, reason=reason)
+
+
 class TopicChanges:
-    """No cache. Every method may be cancelled; what it began is then left half done, for whoever comes next."""
+    """Creates, grows, alters and deletes topics, without a cache: the order of writes and their conditions.
+
+        create          topics/{name} := CREATING if absent, under an id that is proposed in this one request
+                        control records := OPEN if absent
+                        topics/{name} := ACTIVE by CAS, and topic-ids/{id} := name if absent
+        add partitions  topics/{name}.partitions_planned := n by CAS
+                        control records := OPEN if absent
+                        topics/{name}.partition_count := n by CAS
+        delete          topics/{name} := DELETING by CAS
+                        control records, also those that are absent := DELETED by CAS
+                        topic-ids/{id} := deleted, and topics/{name} removed by its version
+
+    An id is alive while topics/{name} names it. Each id gets there by one request alone and becomes ACTIVE under the version that this
+    request made, so whatever arrives late finds another version, or another id, and changes nothing that anybody sees. No control record is
+    put before topics/{name} says that it may be there, so whoever deletes knows where one may yet arrive, and puts a tombstone in its place.
+
+    Every method may be cancelled; what it began is then left half done, for whoever comes next.
+    """
 
     def __init__(self, metadata: MetadataStore, *, entropy: Entropy) -> None:
         self._metadata = metadata
@@ -283,10 +471,33 @@ class TopicChanges:
         raise given_up(f"finish the deletion of topic {topic.name!r}", unknown=unknown, reason=reason)
 
 
-def _not_done(action: str, cause: StorageError) -> Unavailable:
-    return Unavailable(f"{action}: cause={cause}")
-
-
 def altered(change: Callable[[Mapping[str, str]], dict[str, str]]) -> Callable[[Topic], Topic]:
     """A change of the configs as one of the topic."""
     return lambda topic: msgspec.structs.replace(topic, configs=change(topic.configs))
+
+
+async def _tombstones(metadata: MetadataStore, waiting: list[Key]) -> list[Put]:
+    """The puts that are still needed. That a record says DELETED stays true, however old the state is that was read."""
+    puts = []
+    for keys in _chunks(waiting):
+        for key, record in zip(keys, await metadata.get_many(keys), strict=True):
+            if record is None:
+                puts.append(Put(key, encode_control(Control(log_state=LogState.DELETED)), ABSENT))
+                continue
+            control = decode_control(record.value, path=key.path)
+            if control.log_state is not LogState.DELETED:
+                tombstone = msgspec.structs.replace(control, log_state=LogState.DELETED)
+                puts.append(Put(key, encode_control(tombstone), record.version))
+    return puts
+
+
+def _chunks(keys: list[Key]) -> Iterable[list[Key]]:
+    return (keys[start : start + _READ_KEYS_MAX] for start in range(0, len(keys), _READ_KEYS_MAX))
+
+
+def _control(topic_id: TopicId, partition: int) -> Key:
+    return PartitionKeys(PartitionId(topic_id, partition)).control
+
+
+def _not_done(action: str, cause: StorageError) -> Unavailable:
+    return Unavailable(f"{action}: cause={cause}")
