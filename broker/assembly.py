@@ -59,9 +59,9 @@ from runtime.telemetry import Telemetry, run_token
 from runtime.version import forebay_version
 from storage.cache.blocks import BlockCache, RangeSource
 from storage.catalog.brokers import BLOCKS_LISTENER, HTTP_LISTENER, BrokerDirectory, Endpoint, Role
-from storage.catalog.cluster import ClusterRecord
 from storage.catalog.commit_marks import CommitMarks
 from storage.catalog.confirmed_topics import ConfirmedTopics
+from storage.catalog.identity import ClusterRecord
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
 from storage.errors import AlreadyExists, IncompatibleFormat, StorageError, Unavailable

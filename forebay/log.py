@@ -45,8 +45,8 @@ from runtime.turns import in_turns
 from runtime.version import forebay_version
 from storage.cache.blocks import BlockCache
 from storage.catalog.brokers import BrokerDirectory, Role
-from storage.catalog.cluster import read_cluster
 from storage.catalog.commit_marks import CommitMarks
+from storage.catalog.identity import read_cluster
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topic import NEVER_A_TOPIC, validate_name
 from storage.catalog.topics import PARTITIONS_MAX, Topic, Topics

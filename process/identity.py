@@ -11,11 +11,9 @@ from process.settings.model import Settings
 from process.settings.urls import without_secrets
 from runtime.clock import Clock
 from runtime.ids import IdSource
-from storage.catalog.cluster import ClusterRecord, read_cluster
 from storage.catalog.collections import NewerStore, WentBack
 from storage.catalog.collections import accept_older as accept_older_metadata
-from storage.catalog.store_identity import Identity, StoreContents, StoreOwnership, identify
-from storage.catalog.store_marker import KEY, read_marker
+from storage.catalog.identity import MARKER_KEY, ClusterRecord, Identity, StoreContents, StoreOwnership, identify, read_cluster, read_marker
 from storage.errors import StorageError
 from storage.opening import Stores
 
@@ -62,7 +60,7 @@ def _time(at_ms: int) -> str:
 
 
 async def identify_cluster(stores: Stores, settings: Settings, ids: IdSource, clock: Clock, *, accept_new_store: bool) -> ClusterRecord:
-    """The cluster of the stores. Raise `StartError` if they are not one cluster's, and what storage/catalog/store_identity.py raises."""
+    """The cluster of the stores. Raise `StartError` if they are not one cluster's, and what storage/catalog/identity.py raises."""
     identity = await identify(stores.metadata, stores.objects, ids, clock, accept_new_store=accept_new_store)
     if identity.cluster is None:
         raise StartError(refusal(identity, settings, accept_new_store=accept_new_store), exit_code=EXIT_USAGE)
@@ -107,13 +105,13 @@ def refusal(identity: Identity, settings: Settings, *, accept_new_store: bool) -
             return (
                 f"{store} is the object store of cluster {_marked(found)}, and {metadata} holds {ours}. "
                 "Correct the one that is wrong. To give the object store to another cluster, empty it first, "
-                f"{KEY} included.{in_vain}"
+                f"{MARKER_KEY} included.{in_vain}"
             )
         case StoreOwnership.LOST_METADATA:
             return (
                 f"{store} is the object store of cluster {_marked(found)}, and {metadata} holds no cluster. "
                 "Correct metadata.url (another path or namespace?) or bring that cluster's metadata back. To begin a new cluster, "
-                f"use another storage.url, or empty this one, {KEY} included.{in_vain}"
+                f"use another storage.url, or empty this one, {MARKER_KEY} included.{in_vain}"
             )
         case StoreOwnership.GONE:
             return (
@@ -122,7 +120,7 @@ def refusal(identity: Identity, settings: Settings, *, accept_new_store: bool) -
             )
         case StoreOwnership.STRANGE:
             return (
-                f"{store} holds objects like {found.strange} that {metadata} ({ours}) does not know, and no {KEY}. "
+                f"{store} holds objects like {found.strange} that {metadata} ({ours}) does not know, and no {MARKER_KEY}. "
                 "Correct the one that is wrong, or use an empty object store. If no other cluster uses this one, "
                 "--accept-new-store takes it."
             )

@@ -14,9 +14,19 @@ from process.http.health import METADATA, OBJECT_STORE
 from process.identity import refusal
 from process.settings.model import Settings
 from process.settings.urls import without_secrets
-from storage.catalog.cluster import ClusterRecord, read_cluster
-from storage.catalog.store_identity import Identity, Objects, StoreOwnership, judge, look
-from storage.catalog.store_marker import KEY, bears_marker, read_marker, write_marker
+from storage.catalog.identity import (
+    MARKER_KEY,
+    ClusterRecord,
+    Identity,
+    Objects,
+    StoreOwnership,
+    bears_marker,
+    judge,
+    look,
+    read_cluster,
+    read_marker,
+    write_marker,
+)
 from storage.errors import Corrupt, IncompatibleFormat, StorageError
 from storage.objects.requests import CAUSE
 from storage.opening import Stores
@@ -95,4 +105,4 @@ class StoreWatch:
     async def _mark(self, has: Objects, cluster: ClusterRecord) -> None:
         """The marker alone is gone: without it nobody could tell the next time."""
         await write_marker(self._stores.objects, cluster)
-        _log.warning("store_marked_again", cluster_id=cluster.cluster_id, cause=f"{KEY} was removed", store_has=has.value)
+        _log.warning("store_marked_again", cluster_id=cluster.cluster_id, cause=f"{MARKER_KEY} was removed", store_has=has.value)

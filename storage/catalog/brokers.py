@@ -13,9 +13,9 @@ import msgspec
 
 from runtime.clock import Clock
 from runtime.ids import Entropy
-from storage.catalog.cluster import decode_cluster
 from storage.catalog.companions import Companions
 from storage.catalog.gathering import SharedReads
+from storage.catalog.identity import decode_cluster
 from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
 from storage.catalog.live_brokers import read_live
 from storage.catalog.membership import MembershipLog

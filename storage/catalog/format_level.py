@@ -12,7 +12,7 @@ import msgspec
 
 from runtime.ids import Entropy
 from storage.catalog.brokers import BrokerRecord, decode_broker
-from storage.catalog.cluster import ClusterRecord, decode_cluster
+from storage.catalog.identity import ClusterRecord, decode_cluster
 from storage.catalog.live_brokers import read_live
 from storage.catalog.records import ATTEMPTS_MAX, encode, given_up, pause, write_one
 from storage.errors import NotFound

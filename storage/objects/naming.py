@@ -15,7 +15,7 @@ MARKERS: Final = "forebay-"
 """Objects that say of which cluster a store is, and of which state of its metadata, begin so, and no other object."""
 
 MARKER: Final = f"{MARKERS}cluster.json"
-"""The object that says whose the store is (storage/catalog/store_marker.py)."""
+"""The object that says whose the store is (storage/catalog/identity.py)."""
 
 # A segment is a file name on a disk: at most 255 bytes, and not "." or "..".
 _SEGMENT: Final = r"(?!\.\.?(?:/|\Z))[A-Za-z0-9._-]{1,255}"

@@ -8,10 +8,10 @@ from typing import Final
 
 import pytest
 
-from storage.catalog import store_marker
 from storage.catalog.collections import PREFIX as COUNTS_PREFIX
 from storage.catalog.commit_marks import MARKS_PREFIX
 from storage.catalog.groups import topics_key
+from storage.catalog.identity import MARKER_KEY
 from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
 from storage.metadata import keys
@@ -106,7 +106,7 @@ def test_no_function_that_makes_a_key_is_left_out() -> None:
 
 def test_the_names_of_objects_are_on_the_page() -> None:
     made = [
-        store_marker.KEY,
+        MARKER_KEY,
         object_key(ObjectId(ULID)),
         segment_key(PARTITION, ObjectId(ULID)),
         f"{PROBES}{ULID}",
@@ -116,7 +116,7 @@ def test_the_names_of_objects_are_on_the_page() -> None:
     for name in made:
         assert any(pattern_of(row).fullmatch(name) for row in OBJECT_NAMES), name
     assert all(
-        row.startswith((store_marker.KEY, COUNTS_PREFIX, MARKS_PREFIX, "wal/", "segments/", PROBES, f"{TEMPORARY_FOLDER}/"))
+        row.startswith((MARKER_KEY, COUNTS_PREFIX, MARKS_PREFIX, "wal/", "segments/", PROBES, f"{TEMPORARY_FOLDER}/"))
         for row in OBJECT_NAMES
     )
     assert any(pattern_of(row).fullmatch(f"{PROBES}clock-0000000007") and row.startswith(f"{PROBES}clock") for row in OBJECT_NAMES)

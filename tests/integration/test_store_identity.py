@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from runtime.clock import SystemClock
 from services.oxia import OxiaServer, running_oxia
 from services.versitygw import running_s3
-from storage.catalog.store_marker import KEY
+from storage.catalog.identity import MARKER_KEY
 from tests.kit.serving import HOST, IN_OBJECTS, Served, events, get, last_lines, serving
 
 WITHIN_S = 60.0
@@ -91,7 +91,7 @@ def cluster_id(served: Served) -> object:
 
 
 def marked(objects: Path) -> object:
-    return json.loads((objects / KEY).read_bytes())["cluster_id"]
+    return json.loads((objects / MARKER_KEY).read_bytes())["cluster_id"]
 
 
 def begun(folder: Path, *, settings: Mapping[str, str] = IN_OBJECTS) -> object:
@@ -144,7 +144,7 @@ def test_an_objects_folder_that_was_moved_away_is_missed_though_it_held_no_recor
         records = consumed(accepting, 3)
 
     assert f"holds nothing of cluster {ours}" in said
-    assert f"name objects like {KEY}" in said
+    assert f"name objects like {MARKER_KEY}" in said
     assert records == [b"0", b"1", b"2"]
 
 
@@ -187,7 +187,7 @@ def test_a_data_folder_of_a_release_without_markers_gets_one(tmp_path: Path, has
     else:
         with serving(tmp_path) as served:
             ours = cluster_id(served)
-    (tmp_path / "objects" / KEY).unlink()
+    (tmp_path / "objects" / MARKER_KEY).unlink()
 
     with serving(tmp_path) as served:
         pass
@@ -270,7 +270,7 @@ def test_a_folder_that_is_replaced_under_a_broker_by_another_cluster_s_stops_it(
         append(served)
         (ours / "objects").rename(ours / "objects.away")
         (others / "objects").rename(ours / "objects")
-        marked = json.loads((ours / "objects" / KEY).read_text())["cluster_id"]
+        marked = json.loads((ours / "objects" / MARKER_KEY).read_text())["cluster_id"]
         give_up_s = clock.monotonic_s() + WITHIN_S
         while (answered := get(served.http_port, "/readyz"))[0] == HTTPStatus.OK:
             assert clock.monotonic_s() < give_up_s, "it says that it is ready"

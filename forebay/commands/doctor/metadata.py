@@ -14,7 +14,7 @@ from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.version import forebay_version
 from storage.catalog.brokers import BrokerRecord, decode_broker
-from storage.catalog.cluster import ClusterRecord, decode_cluster
+from storage.catalog.identity import ClusterRecord, decode_cluster
 from storage.catalog.records import write_one
 from storage.errors import Unavailable
 from storage.formats.levels import LEVEL_MAX, problem_with_announced

@@ -11,7 +11,7 @@ from runtime.clock import Clock
 from runtime.ids import IdSource
 from storage.catalog.brokers import BROKER_ID_MAX
 from storage.catalog.collections import CollectionsRecord, NewerStore, WentBack, read_collections
-from storage.catalog.store_identity import Identity, StoreContents, judge, look
+from storage.catalog.identity import Identity, StoreContents, judge, look
 from storage.opening import Stores
 
 BELONG: Final = "both stores"

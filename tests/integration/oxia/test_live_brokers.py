@@ -10,8 +10,8 @@ from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from services.oxia import running_oxia
 from storage.catalog.brokers import BrokerDirectory, Endpoint
-from storage.catalog.cluster import open_cluster
 from storage.catalog.format_level import raise_level
+from storage.catalog.identity import open_cluster
 from storage.metadata import keys
 from storage.metadata.oxia.location import parse_oxia_url
 from storage.metadata.oxia.store import OxiaMetadataStore

@@ -23,8 +23,7 @@ from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
 from runtime.ulid import encode_ulid
 from services.versitygw import S3Server
-from storage.catalog.cluster import open_cluster
-from storage.catalog.store_marker import write_marker
+from storage.catalog.identity import open_cluster, write_marker
 from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
 from storage.metadata.memory import MemoryMetadataStore

@@ -10,7 +10,7 @@ from broker.roles import OwnRoles, placement_by_role
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
 from storage.catalog.brokers import ALL_ROLES, BrokerDirectory, Endpoint, Role
-from storage.catalog.cluster import open_cluster
+from storage.catalog.identity import open_cluster
 from storage.vocabulary import TopicId
 from tests.kit.faulty_metadata import FaultyMetadata, ManualClock
 

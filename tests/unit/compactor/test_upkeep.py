@@ -22,10 +22,9 @@ from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
 from runtime.ulid import encode_ulid
-from storage.catalog.cluster import open_cluster, read_cluster
 from storage.catalog.compactors import compactor_of, live_compactors
+from storage.catalog.identity import open_cluster, read_cluster, write_marker
 from storage.catalog.records import encode as encode_record
-from storage.catalog.store_marker import write_marker
 from storage.catalog.topics import Topics
 from storage.errors import Corrupt, NotFound, Unavailable
 from storage.formats.control import Control, decode_control, encode, with_rewritten

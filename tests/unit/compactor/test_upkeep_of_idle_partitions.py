@@ -15,8 +15,7 @@ from compactor.plan import CompactionPolicy
 from process.settings.loading import load
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
-from storage.catalog.cluster import open_cluster
-from storage.catalog.store_marker import write_marker
+from storage.catalog.identity import open_cluster, write_marker
 from storage.catalog.topics import Topics
 from storage.formats.compaction import CompactionState, decode_attempt
 from storage.formats.control import Control, PageRef, ProducerBatch, ProducerPage, ProducerState, WriterEntry, encode

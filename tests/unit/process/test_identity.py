@@ -7,9 +7,7 @@ from process.settings.errors import EXIT_USAGE, StartError
 from process.settings.model import Settings
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
-from storage.catalog.cluster import ClusterRecord
-from storage.catalog.store_identity import Identity, Objects, StoreContents, StoreOwnership
-from storage.catalog.store_marker import KEY, StoreMarker, write_marker
+from storage.catalog.identity import MARKER_KEY, ClusterRecord, Identity, Objects, StoreContents, StoreMarker, StoreOwnership, write_marker
 from storage.metadata.memory import MemoryMetadataStore
 from storage.objects.memory import MemoryObjectStore
 from storage.opening import Stores
@@ -19,8 +17,8 @@ SETTINGS = Settings.model_validate(
 )
 OURS, THEIRS = ClusterRecord(cluster_id="OURS", created_at_ms=1), StoreMarker(cluster_id="THEIRS", created_at_ms=2)
 CASES = [
-    (StoreOwnership.ANOTHERS, StoreContents(OURS, THEIRS), ["THEIRS", "OURS", KEY]),
-    (StoreOwnership.LOST_METADATA, StoreContents(None, THEIRS), ["THEIRS", "no cluster", KEY]),
+    (StoreOwnership.ANOTHERS, StoreContents(OURS, THEIRS), ["THEIRS", "OURS", MARKER_KEY]),
+    (StoreOwnership.LOST_METADATA, StoreContents(None, THEIRS), ["THEIRS", "no cluster", MARKER_KEY]),
     (StoreOwnership.GONE, StoreContents(OURS, None, named="wal/x"), ["OURS", "wal/x", "--accept-new-store"]),
     (
         StoreOwnership.STRANGE,

@@ -12,10 +12,8 @@ from process.store_watch import StoreWatch
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
-from storage.catalog.cluster import ClusterRecord
+from storage.catalog.identity import MARKER_KEY, ClusterRecord, StoreMarker, identify, read_marker
 from storage.catalog.records import encode
-from storage.catalog.store_identity import identify
-from storage.catalog.store_marker import KEY, StoreMarker, read_marker
 from storage.errors import Unavailable
 from storage.metadata.keys import CLUSTER
 from storage.metadata.memory import MemoryMetadataStore
@@ -61,8 +59,8 @@ class Watched:
                 await asyncio.sleep(0)
 
     async def replace_marker(self, bytes_: bytes) -> None:
-        await self.objects.delete_many([KEY])
-        await self.objects.put_if_absent(KEY, [bytes_])
+        await self.objects.delete_many([MARKER_KEY])
+        await self.objects.put_if_absent(MARKER_KEY, [bytes_])
 
 
 @pytest.fixture
@@ -81,7 +79,7 @@ async def test_a_store_without_what_is_ours_is_another_s_only_if_it_takes_what_i
     async def refused() -> None:
         raise Unavailable("not a directory")
 
-    await watched.objects.delete_many([KEY])
+    await watched.objects.delete_many([MARKER_KEY])
     await watched.objects.put_if_absent("wal/01/strange", [b"strange"])
     monkeypatch.setattr(watched.objects, "probe", refused)
     await watched.looked()
@@ -111,7 +109,7 @@ async def test_another_s_marker_is_told_once_with_both_clusters(watched: Watched
 
 
 async def test_objects_of_unknown_origin_without_a_marker_are_another_s(watched: Watched) -> None:
-    await watched.objects.delete_many([KEY])
+    await watched.objects.delete_many([MARKER_KEY])
     await watched.objects.put_if_absent("wal/01/strange", [b"strange"])
     await watched.looked()
 
@@ -137,14 +135,14 @@ async def test_metadata_of_another_cluster_or_of_none_are_told(watched: Watched,
 
 async def test_both_replaced_by_empty_ones_are_told(watched: Watched) -> None:
     await watched.metadata.write([Delete(CLUSTER)])
-    await watched.objects.delete_many([KEY])
+    await watched.objects.delete_many([MARKER_KEY])
     await watched.looked()
 
     assert [store for store, _ in watched.lost] == [METADATA]
 
 
 async def test_a_marker_that_alone_was_removed_is_put_again(watched: Watched) -> None:
-    await watched.objects.delete_many([KEY])
+    await watched.objects.delete_many([MARKER_KEY])
     with capture_logs() as logged:
         await watched.looked()
 

@@ -15,7 +15,7 @@ from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from storage.catalog.brokers import ALL_ROLES, BrokerDirectory, BrokerRecord, Endpoint, Role
-from storage.catalog.cluster import open_cluster
+from storage.catalog.identity import open_cluster
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Delete

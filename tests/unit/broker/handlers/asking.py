@@ -28,8 +28,8 @@ from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.catalog.brokers import ALL_ROLES, BrokerDirectory, Endpoint, Role
-from storage.catalog.cluster import open_cluster
 from storage.catalog.confirmed_topics import ConfirmedTopics
+from storage.catalog.identity import open_cluster
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topic, Topics
 from storage.errors import NotFound, StorageError

@@ -18,8 +18,8 @@ from storage.catalog.brokers import (
     able,
     decode_broker,
 )
-from storage.catalog.cluster import open_cluster
 from storage.catalog.companions import RETURN_GRACE_S
+from storage.catalog.identity import open_cluster
 from storage.errors import AlreadyExists, Corrupt, IncompatibleFormat, Unavailable
 from storage.formats.levels import LEVEL_OF_ROLES
 from storage.metadata import keys

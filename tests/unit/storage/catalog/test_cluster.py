@@ -4,7 +4,7 @@ import random
 import pytest
 
 from runtime.ids import IdSource
-from storage.catalog.cluster import ClusterRecord, open_cluster
+from storage.catalog.identity import ClusterRecord, open_cluster
 from storage.errors import Corrupt, IncompatibleFormat, OutcomeUnknown, Unavailable
 from storage.metadata.keys import CLUSTER
 from storage.metadata.port import Put

@@ -9,8 +9,8 @@ import pytest
 
 from runtime.ids import IdSource
 from storage.catalog.brokers import BrokerDirectory, Endpoint, Registration
-from storage.catalog.cluster import ClusterRecord, decode_cluster, open_cluster
 from storage.catalog.format_level import Raising, raise_level
+from storage.catalog.identity import ClusterRecord, decode_cluster, open_cluster
 from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
 from storage.errors import IncompatibleFormat, NotFound, OutcomeUnknown, Unavailable
 from storage.formats.levels import LEVEL_MAX

@@ -7,9 +7,23 @@ from typing import Any, cast
 import pytest
 
 from runtime.ids import IdSource
-from storage.catalog.cluster import ClusterRecord, open_cluster
-from storage.catalog.store_identity import LISTED_MAX, NAMED_MAX, Identity, Objects, StoreContents, StoreOwnership, identify, judge, look
-from storage.catalog.store_marker import KEY, StoreMarker, read_marker, write_marker
+from storage.catalog.identity import (
+    LISTED_MAX,
+    MARKER_KEY,
+    NAMED_MAX,
+    ClusterRecord,
+    Identity,
+    Objects,
+    StoreContents,
+    StoreMarker,
+    StoreOwnership,
+    identify,
+    judge,
+    look,
+    open_cluster,
+    read_marker,
+    write_marker,
+)
 from storage.catalog.topic import read_topic
 from storage.catalog.topics import Topics
 from storage.errors import Corrupt, IncompatibleFormat, OutcomeUnknown, Unavailable
@@ -286,7 +300,7 @@ async def test_behind_what_entries_carry_the_last_object_that_must_be_there_is_n
         return (await look(place.metadata, place.objects)).named
 
     assert await named() == object_key(object_id)
-    assert await named(log_start=2) == KEY, "the object may have been collected, but who carries batches has put a marker before"
+    assert await named(log_start=2) == MARKER_KEY, "the object may have been collected, but who carries batches has put a marker before"
     assert await named(compaction_cursor=2, segment=segment) == segment_key(partition, segment.object_id)
 
 
@@ -299,7 +313,7 @@ async def test_an_object_is_named_though_many_logs_before_it_have_none() -> None
     for partition in first:
         await place.metadata.write([Put(PartitionKeys(partition).control, encode(Control(sequence_counter=1, pending=(carried,))), None)])
     control = Control(sequence_counter=4, compaction_cursor=4, segment=segment)
-    assert (await look(place.metadata, place.objects)).named == KEY
+    assert (await look(place.metadata, place.objects)).named == MARKER_KEY
 
     await place.metadata.write([Put(PartitionKeys(last).control, encode(control), None)])
     assert (await look(place.metadata, place.objects)).named == segment_key(last, segment.object_id)
@@ -372,15 +386,15 @@ async def test_a_store_of_another_cluster_is_refused_and_nothing_is_written(acce
 @pytest.mark.parametrize("body", [b"{}", b"", b"not json", b'{"fmt":1}', b"x" * 5000])
 async def test_an_object_of_that_name_that_is_no_marker_is_told(body: bytes) -> None:
     place = Place()
-    await place.objects.put_if_absent(KEY, [body])
+    await place.objects.put_if_absent(MARKER_KEY, [body])
 
-    with pytest.raises(Corrupt, match=KEY):
+    with pytest.raises(Corrupt, match=MARKER_KEY):
         await place.start()
 
 
 async def test_a_marker_of_a_newer_release_is_refused() -> None:
     place = Place()
-    await place.objects.put_if_absent(KEY, [b'{"fmt":2,"cluster_id":"x"}'])
+    await place.objects.put_if_absent(MARKER_KEY, [b'{"fmt":2,"cluster_id":"x"}'])
 
     with pytest.raises(IncompatibleFormat):
         await place.start()

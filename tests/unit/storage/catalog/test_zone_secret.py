@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from storage.catalog.zone_secret import SECRET_BYTES, open_zone_secret
+from storage.catalog.identity import SECRET_BYTES, open_zone_secret
 from storage.errors import Corrupt, IncompatibleFormat, OutcomeUnknown, Unavailable
 from storage.metadata.keys import ZONE_SECRET
 from storage.metadata.port import ABSENT, Put

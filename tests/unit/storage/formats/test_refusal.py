@@ -9,11 +9,10 @@ import msgspec
 import pytest
 
 from storage.catalog.brokers import decode_broker
-from storage.catalog.cluster import decode_cluster
 from storage.catalog.collections import decode_collections
 from storage.catalog.groups import decode_claim, decode_group, decode_head, decode_offset, decode_topics
+from storage.catalog.identity import decode_cluster, decode_marker
 from storage.catalog.producer_ids import decode_next_block
-from storage.catalog.store_marker import decode_marker
 from storage.catalog.topic import decode_topic, decode_topic_id
 from storage.errors import Corrupt, IncompatibleFormat
 from storage.formats import levels, refusal, wal
@@ -204,13 +203,13 @@ async def test_a_commit_writes_nothing_over_a_control_record_of_a_newer_release(
 
 
 def test_every_struct_of_a_record_refuses_what_it_does_not_know() -> None:
-    from storage.catalog import brokers, cluster, groups, producer_ids, store_marker, topic
+    from storage.catalog import brokers, groups, identity, producer_ids, topic
     from storage.formats import control
 
-    lenient = {cluster._Level}
+    lenient = {identity._Level}
     structs = [
         struct
-        for module in (brokers, cluster, groups, producer_ids, store_marker, topic, control)
+        for module in (brokers, identity, groups, producer_ids, topic, control)
         for struct in vars(module).values()
         if isinstance(struct, type) and issubclass(struct, msgspec.Struct) and struct.__module__ == module.__name__
     ]
@@ -220,7 +219,7 @@ def test_every_struct_of_a_record_refuses_what_it_does_not_know() -> None:
 
 
 def test_the_level_of_this_release_names_the_formats_that_are_written() -> None:
-    from storage.catalog import brokers, cluster, compactors, groups, producer_ids, store_marker, topic
+    from storage.catalog import brokers, compactors, groups, identity, producer_ids, topic
     from storage.formats import compaction, control, segment
 
     assert segment.FMT == compaction.FMT == compactors.FMT
@@ -229,8 +228,8 @@ def test_the_level_of_this_release_names_the_formats_that_are_written() -> None:
         "control record, index chunk, producer state": control.FMT_INLINE,
         "topic, its name by id": topic.TOPIC_FMT,
         "broker": brokers.FMT_ROLES,
-        "cluster": cluster.FMT,
-        "store marker": store_marker.FMT,
+        "cluster": identity.CLUSTER_FMT,
+        "store marker": identity.MARKER_FMT,
         "producer ids": producer_ids.FMT,
         "group, its topics, offset, coordinator": groups.FMT,
         "segment, segment entry, compaction, compactor": segment.FMT,

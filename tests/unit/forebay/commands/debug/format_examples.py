@@ -31,12 +31,10 @@ from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.cache.blocks import BlockCache
 from storage.catalog.brokers import BrokerDirectory, Endpoint
-from storage.catalog.cluster import open_cluster
+from storage.catalog.identity import MARKER_KEY as MARKER
+from storage.catalog.identity import open_cluster, open_zone_secret, write_marker
 from storage.catalog.producer_ids import ProducerIds
-from storage.catalog.store_marker import KEY as MARKER
-from storage.catalog.store_marker import write_marker
 from storage.catalog.topics import Topics
-from storage.catalog.zone_secret import open_zone_secret
 from storage.errors import StorageError
 from storage.formats.control import Control, ProducerPage, SegmentEntry, decode_control, encode, with_rewritten
 from storage.formats.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES

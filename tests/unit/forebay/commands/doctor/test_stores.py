@@ -10,7 +10,7 @@ from forebay.commands.doctor.metadata import Conditions, MetadataChecks
 from forebay.commands.doctor.objects import ObjectChecks, reason_at
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
-from storage.catalog.cluster import open_cluster
+from storage.catalog.identity import open_cluster
 from storage.errors import AlreadyExists, Unavailable
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key, OpResult, Put, Status, WriteOp, WriteOutcome, children_of

@@ -3,9 +3,7 @@ import pytest
 from forebay.commands.doctor.finding import FindingStatus
 from forebay.commands.doctor.together import of_clock, of_identity
 from process.settings.model import Settings
-from storage.catalog.cluster import ClusterRecord
-from storage.catalog.store_identity import Objects, StoreContents
-from storage.catalog.store_marker import StoreMarker
+from storage.catalog.identity import ClusterRecord, Objects, StoreContents, StoreMarker
 
 OURS = ClusterRecord(cluster_id="ours", created_at_ms=1)
 SETTINGS = Settings()
