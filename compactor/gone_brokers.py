@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from runtime.clock import Clock
-from storage.catalog.live_brokers import read_live
+from storage.catalog.brokers import read_live
 from storage.errors import Unavailable
 from storage.metadata.port import MetadataStore, Session
 

@@ -36,8 +36,8 @@ from runtime.blocking import Blocking
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.version import forebay_version
+from storage.catalog.brokers import CompactorRecord, compactor_of, live_compactors, register_compactor
 from storage.catalog.collections import Deletions, MetadataWentBack, WentBack
-from storage.catalog.compactors import CompactorRecord, compactor_of, live_compactors, register_compactor
 from storage.catalog.identity import ClusterRecord, bears_marker, read_cluster
 from storage.errors import NotFound, StorageError, Unavailable
 from storage.formats.levels import LEVEL_OF_SEGMENTS

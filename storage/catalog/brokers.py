@@ -1,32 +1,44 @@
-"""The live brokers: each registers an ephemeral record and reads those of the others."""
+"""Live brokers and compactors: each registers an ephemeral record and reads those of the others.
+
+`BrokerDirectory` is one broker's view of all. `read_live` reads who is registered with a witness, so that no deposed leader answers.
+`Companions` remembers the brokers of before a loss of the metadata store; `MembershipLog` writes who comes and goes into the log.
+Compactors register at compactors/{name}; `compactor_of` says which of them looks after a partition.
+"""
 
 import asyncio
 import contextlib
 import operator
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
+import structlog
+import xxhash
 
 from runtime.clock import Clock
 from runtime.ids import Entropy
-from storage.catalog.companions import Companions
 from storage.catalog.gathering import SharedReads
 from storage.catalog.identity import decode_cluster
 from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
-from storage.catalog.live_brokers import read_live
-from storage.catalog.membership import MembershipLog
 from storage.catalog.records import ATTEMPTS_MAX, decode, encode, pause, write_one
 from storage.errors import AlreadyExists, Corrupt, IncompatibleFormat, StorageError, Unavailable
 from storage.formats.levels import LEVEL_FIRST, LEVEL_MAX, LEVEL_OF_ROLES, problem_with_announced
 from storage.metadata import keys
-from storage.metadata.port import ABSENT, MetadataStore, NotApplied, OpResult, Put, Record, Session, Status, Unknown
+from storage.metadata.port import ABSENT, Delete, MetadataStore, NotApplied, OpResult, Put, Record, Session, Status, Unknown, WriteOutcome
+from storage.vocabulary import PartitionId
 
-FMT: Final = 1
-FMT_ROLES: Final = 2
+RETURN_GRACE_S: Final = 5.0
+"""Registering is tried once a second, and sessions that were kept alive together end within seconds of each other. A broker that died or
+left in that time is listed for as long.
+"""
+_READ_KEYS_MAX: Final = 500
+_WITNESS_VALUE: Final = b"{}"
+LEFT_MEANING: Final = "it was stopped, it died, or it lost the metadata store; the others serve its partitions at once"
+BROKER_FMT: Final = 1
+BROKER_FMT_ROLES: Final = 2
 """A record of a broker without some of the roles has this number."""
 CACHE_AGE_S: Final = 1.0
 LIVE_STALE_S: Final = 60.0
@@ -41,6 +53,182 @@ WRITER_ID_MIN: Final = 2**30
 """From here on are the ids of programs that append, and that nobody connects to."""
 _POLL_S: Final = 0.25
 _TAKEN_MARGIN_MS: Final = 2_000
+COMPACTOR_FMT: Final = 1
+
+_id = operator.attrgetter("broker_id")
+
+_log = structlog.get_logger("membership")
+
+
+class Listening(Protocol):
+    """A broker's record, as far as this concerns."""
+
+    @property
+    def broker_id(self) -> int: ...
+    @property
+    def kafka_listeners(self) -> Sequence[object]: ...
+
+
+B = TypeVar("B", bound=Listening)
+
+
+class Companions(Generic[B]):
+    """One broker's memory of who was registered with it. `now_s` of all methods is one monotonic clock.
+
+    Brokers that lose the metadata store together register again one after the other. Clients drop a broker that a Metadata response does
+    not list (KIP-1102; librdkafka fails what is on its way to it), so those of before the loss are listed until each has had time to return.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, B] = {}
+        """Registered when they were last looked at, or before the loss, or less than RETURN_GRACE_S before one that may come."""
+        self._missing_since_s: dict[int, float] = {}
+        self._returned: set[int] = set()
+        """Since the loss."""
+        self._is_lost = False
+        self._until_s: float | None = None
+        """The end of the grace; None if nothing was lost since the last one was over."""
+
+    def note(self, live: Sequence[B], *, is_registered: bool, now_s: float) -> None:
+        """A list was read from the store, while this broker was registered or was not. The first one read after a loss starts the grace."""
+        present = {broker.broker_id: broker for broker in live}
+        if not (is_registered or self._is_lost):
+            self._begin(now_s)
+        elif is_registered and self._until_s is not None and now_s >= self._until_s:
+            self.forget()
+        self._is_lost = not is_registered
+        self._note_missing(present, now_s)
+        self._known.update(present)
+
+    def returned(self, *, now_s: float) -> None:
+        """This broker is registered, for the first time or again: the others may need as long once more."""
+        if not self._is_lost:
+            self._begin(now_s)
+        elif self._until_s is not None:
+            self._until_s = now_s + RETURN_GRACE_S
+        self._is_lost = False
+
+    def forget(self) -> None:
+        """What is known of others is no better than the store's list, as when this broker leaves for good."""
+        self._known.clear()
+        self._missing_since_s.clear()
+        self._returned.clear()
+        self._until_s = None
+
+    def missing(self, live: Sequence[B], *, now_s: float) -> list[B]:
+        """The brokers of before the loss that are not in `live`, not under another id either, and still have time to return."""
+        if self._until_s is None or now_s >= self._until_s:
+            return []
+        present = {broker.broker_id for broker in live}
+        places = {listener for broker in live for listener in broker.kafka_listeners}
+        return [
+            broker
+            for broker_id, broker in self._known.items()
+            if broker_id not in present and broker_id not in self._missing_since_s and places.isdisjoint(broker.kafka_listeners)
+        ]
+
+    def _begin(self, now_s: float) -> None:
+        if not self._known:
+            return
+        self._until_s = now_s + RETURN_GRACE_S
+        self._drop_missing(now_s)
+        self._missing_since_s.clear()
+        self._returned.clear()
+
+    def _note_missing(self, present: dict[int, B], now_s: float) -> None:
+        """In the grace only of who has come back in it: the others are waited for."""
+        for broker_id in self._known:
+            if broker_id in present:
+                self._missing_since_s.pop(broker_id, None)
+            elif self._until_s is None or broker_id in self._returned:
+                self._missing_since_s.setdefault(broker_id, now_s)
+        self._returned.update(present)
+        self._drop_missing(now_s)
+
+    def _drop_missing(self, now_s: float) -> None:
+        for broker_id, since_s in tuple(self._missing_since_s.items()):
+            if now_s - since_s >= RETURN_GRACE_S:
+                del self._known[broker_id], self._missing_since_s[broker_id]
+                self._returned.discard(broker_id)
+
+
+async def read_live(metadata: MetadataStore, session: Session, *, number: int) -> list[Record]:
+    """The records of the registered brokers, by id: whoever registered before the call and is not among them, under that version, is gone.
+
+    A list from a deposed leader of the shard (docs/design/reading.md#reads-from-a-deposed-leader) lacks the brokers that registered since,
+    and whoever drops what they wrote takes living brokers for dead. So the reader first puts a witness, a key beside the brokers that nobody
+    has put before. It believes only a list that has the witness, and records that come with it from one server. What such a list does not
+    have stays gone: a registration that comes later has a higher version.
+
+    `session` is the reader's own, and `number` one that it has not used before: the witness goes with the session if nobody can remove it.
+    Raises `Unavailable`, also when the list is older than the call.
+    """
+    witness = keys.broker_witness(session.session_id, number)
+    outcome = await write_one(metadata, Put(witness, _WITNESS_VALUE, ABSENT, session=session.session_id))
+    try:
+        start, end = keys.brokers_and_witnesses()
+        paths = await metadata.list(start, end)
+        # Whatever the put was answered: a list that has the key was made after it.
+        if witness.path not in paths:
+            why = outcome.status.value if isinstance(outcome, OpResult) else outcome.reason
+            raise Unavailable(f"cannot read the live brokers for certain: witness={witness.path!r} put={why!r}")
+        return await _read(metadata, witness.path, [path for path in paths if keys.is_broker(path)])
+    finally:
+        await write_one(metadata, Delete(witness))
+
+
+class Registered(Protocol):
+    """A broker's record, as far as this concerns."""
+
+    @property
+    def broker_id(self) -> int: ...
+    @property
+    def listeners(self) -> Iterable[object]: ...
+    @property
+    def rack(self) -> str | None: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def session_id(self) -> int: ...
+
+
+class Change(NamedTuple):
+    broker: Registered
+    event: str
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The brokers registered at the last read, by id."""
+
+    by_id: dict[int, Registered]
+
+    def changes(self, now: "Members") -> list[Change]:
+        """What happened between the two. A broker that lost its session and has another is still the same broker."""
+        gone = [Change(broker, "broker_left") for broker_id, broker in self.by_id.items() if broker_id not in now.by_id]
+        return gone + [
+            Change(broker, "broker_registered_again" if broker_id in self.by_id else "broker_joined")
+            for broker_id, broker in now.by_id.items()
+            if broker_id not in self.by_id or self.by_id[broker_id].session_id != broker.session_id
+        ]
+
+
+class MembershipLog:
+    """Given each list of the registered brokers, newest last."""
+
+    def __init__(self) -> None:
+        self._members: Members | None = None
+
+    def note(self, live: Iterable[Registered], *, own_id: int) -> None:
+        """The first list is where it begins: nothing is said of it. A broker does not speak of itself."""
+        members = Members({broker.broker_id: broker for broker in live if broker.broker_id != own_id})
+        former, self._members = self._members, members
+        for broker, event in former.changes(members) if former is not None else ():
+            facts = {"broker_id": broker.broker_id, "version": broker.version, "rack": broker.rack}
+            facts["listeners"] = ", ".join(map(str, broker.listeners))
+            if event == "broker_left":
+                facts["meaning"] = LEFT_MEANING
+            _log.info(event, **facts)
 
 
 class Endpoint(NamedTuple):
@@ -78,7 +266,7 @@ class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `level_max`: the highest format level that the broker's release knows. A record without `roles` is that of a broker with all of them.
     """
 
-    fmt: int = FMT
+    fmt: int = BROKER_FMT
     broker_id: int
     listeners: tuple[Endpoint, ...]
     rack: str | None
@@ -118,8 +306,7 @@ def _ignore(_registration: Registration) -> None:
     pass
 
 
-_decoder = msgspec.json.Decoder(BrokerRecord)
-_id = operator.attrgetter("broker_id")
+_broker_decoder = msgspec.json.Decoder(BrokerRecord)
 
 
 class BrokerDirectory:
@@ -216,7 +403,7 @@ class BrokerDirectory:
         while attempts < ATTEMPTS_MAX:
             candidate = broker_id if broker_id is not None else await self._free_id(is_writer=not listeners)
             record = BrokerRecord(
-                fmt=FMT_ROLES if ALL_ROLES.difference(roles) else FMT,
+                fmt=BROKER_FMT_ROLES if ALL_ROLES.difference(roles) else BROKER_FMT,
                 broker_id=candidate,
                 listeners=listeners,
                 rack=rack,
@@ -420,16 +607,10 @@ class BrokerDirectory:
             self._hinted.set()
 
 
-async def _close(session: Session | None) -> None:
-    if session is not None:
-        with contextlib.suppress(StorageError):
-            await session.close()
-
-
 def decode_broker(record: Record) -> BrokerRecord:
     """Raise `IncompatibleFormat`, or `Corrupt`."""
-    broker = decode(_decoder, record.value, known=FMT_ROLES, path=record.path)
-    if broker.fmt != (FMT if broker.roles is msgspec.UNSET else FMT_ROLES) or broker.roles == ():
+    broker = decode(_broker_decoder, record.value, known=BROKER_FMT_ROLES, path=record.path)
+    if broker.fmt != (BROKER_FMT if broker.roles is msgspec.UNSET else BROKER_FMT_ROLES) or broker.roles == ():
         raise Corrupt(f"a broker's record and its format contradict: key={record.path!r} fmt={broker.fmt} roles={broker.roles}")
     return broker
 
@@ -441,3 +622,57 @@ def id_taken(holder: BrokerRecord) -> AlreadyExists:
         f"broker.id {holder.broker_id} is taken by the live broker at {listeners}. "
         f"Set another broker.id, or none to be assigned one: started_at_ms={holder.started_at_ms} version={holder.version!r}"
     )
+
+
+class CompactorRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`name` is a ULID of the process; `http`: where its health and metrics are served, host:port."""
+
+    fmt: int = COMPACTOR_FMT
+    name: str
+    host: str
+    pid: int
+    http: str
+    version: str
+    started_at_ms: int
+
+
+_compactor_decoder = msgspec.json.Decoder(CompactorRecord)
+
+
+def decode_compactor(record: Record) -> CompactorRecord:
+    return decode(_compactor_decoder, record.value, known=COMPACTOR_FMT, path=record.path)
+
+
+async def register_compactor(metadata: MetadataStore, record: CompactorRecord, session: Session) -> WriteOutcome:
+    """Its record goes with `session`."""
+    return await metadata.write([Put(keys.compactor(record.name), encode(record), None, session=session.session_id)])
+
+
+async def live_compactors(metadata: MetadataStore) -> list[CompactorRecord]:
+    """By name. Raises `Unavailable`, `IncompatibleFormat`."""
+    start, end = keys.compactors()
+    return [decode_compactor(record) async for record in metadata.range_scan(start, end)]
+
+
+def compactor_of(partition: PartitionId, names: Collection[str]) -> str:
+    """PURE: which of `names`, at least one, looks after `partition`: by rendezvous hash, so that who comes or goes moves only its share."""
+    key = f"{partition.topic_id}/{partition.partition}"
+    return max(names, key=lambda name: (xxhash.xxh3_64_intdigest(f"{key}|{name}"), name))
+
+
+async def _read(metadata: MetadataStore, witness: str, paths: list[str]) -> list[Record]:
+    records: list[Record] = []
+    for first in range(0, len(paths), _READ_KEYS_MAX):
+        # One request to one server, and the witness first: what is read after it is no older.
+        asked = [keys.beside_brokers(path) for path in (witness, *paths[first : first + _READ_KEYS_MAX])]
+        seen, *found = await metadata.get_many(asked)
+        if seen is None:
+            raise Unavailable(f"cannot read the live brokers for certain: witness={witness!r} is not there")
+        records += [record for record in found if record is not None]
+    return records
+
+
+async def _close(session: Session | None) -> None:
+    if session is not None:
+        with contextlib.suppress(StorageError):
+            await session.close()

@@ -11,9 +11,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from runtime.ids import Entropy
-from storage.catalog.brokers import BrokerRecord, decode_broker
+from storage.catalog.brokers import BrokerRecord, decode_broker, read_live
 from storage.catalog.identity import ClusterRecord, decode_cluster
-from storage.catalog.live_brokers import read_live
 from storage.catalog.records import ATTEMPTS_MAX, encode, given_up, pause, write_one
 from storage.errors import NotFound
 from storage.formats.levels import LEVEL_MAX, KnownBy, problem_with_raising

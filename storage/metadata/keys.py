@@ -81,7 +81,7 @@ def brokers() -> tuple[Key, str]:
 
 
 def broker_witness(session_id: int, number: int) -> Key:
-    """A key beside the brokers that nobody has put before, for storage/catalog/live_brokers.py."""
+    """A key beside the brokers that nobody has put before, for storage/catalog/brokers.py."""
     return Key(f"{BROKERS_PREFIX}w{session_id}-{number}", ROOT)
 
 

@@ -13,7 +13,7 @@ from compactor.records import Records
 from compactor.retention import Retention, RetentionResult
 from compactor.retention_plan import RetentionPlan, source_ms
 from compactor.tidy_plan import Tidied
-from storage.catalog.live_brokers import read_live
+from storage.catalog.brokers import read_live
 from storage.formats.control import Control, EntrySource, decode_chunk, decode_segment
 from storage.log.trim import TrimDecision
 from storage.metadata.keys import PartitionKeys, brokers

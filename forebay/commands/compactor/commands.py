@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from compactor.measures import CycleReport
     from process.settings.loading import Loaded
     from process.settings.model import Settings
-    from storage.catalog.compactors import CompactorRecord
+    from storage.catalog.brokers import CompactorRecord
     from storage.errors import NotFound
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ def status(
         from compactor.backlog import read_backlog
         from forebay.commands.debug.opening import open_for_reading
         from runtime.clock import SystemClock
-        from storage.catalog.compactors import live_compactors
+        from storage.catalog.brokers import live_compactors
         from storage.errors import NotFound
 
         async with open_for_reading(settings) as stores:

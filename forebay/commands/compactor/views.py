@@ -9,7 +9,7 @@ import msgspec
 from compactor.backlog import Backlog
 from compactor.measures import CycleReport, outcome_of
 from forebay.kafka_client.tables import align, facts
-from storage.catalog.compactors import CompactorRecord
+from storage.catalog.brokers import CompactorRecord
 
 
 def cycle_lines(report: CycleReport) -> dict[str, Any]:

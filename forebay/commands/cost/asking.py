@@ -11,8 +11,7 @@ from forebay.commands.debug.opening import open_for_reading
 from process.settings.listeners import HttpAddress, parse_address
 from process.settings.model import Settings
 from process.settings.urls import is_memory
-from storage.catalog.brokers import HTTP_LISTENER, decode_broker
-from storage.catalog.compactors import live_compactors
+from storage.catalog.brokers import HTTP_LISTENER, decode_broker, live_compactors
 from storage.metadata import keys
 
 ASKED_AT_A_TIME: Final = 16

@@ -22,7 +22,7 @@ from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
 from runtime.ulid import encode_ulid
-from storage.catalog.compactors import compactor_of, live_compactors
+from storage.catalog.brokers import compactor_of, live_compactors
 from storage.catalog.identity import open_cluster, read_cluster, write_marker
 from storage.catalog.records import encode as encode_record
 from storage.catalog.topics import Topics

@@ -11,6 +11,7 @@ from storage.catalog.brokers import (
     CACHE_AGE_S,
     HTTP_LISTENER,
     LIVE_STALE_S,
+    RETURN_GRACE_S,
     BrokerDirectory,
     Endpoint,
     Registration,
@@ -18,7 +19,6 @@ from storage.catalog.brokers import (
     able,
     decode_broker,
 )
-from storage.catalog.companions import RETURN_GRACE_S
 from storage.catalog.identity import open_cluster
 from storage.errors import AlreadyExists, Corrupt, IncompatibleFormat, Unavailable
 from storage.formats.levels import LEVEL_OF_ROLES

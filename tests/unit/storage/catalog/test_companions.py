@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from storage.catalog.brokers import BrokerRecord, Endpoint
-from storage.catalog.companions import RETURN_GRACE_S, Companions
+from storage.catalog.brokers import RETURN_GRACE_S, BrokerRecord, Companions, Endpoint
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from structlog.testing import capture_logs
 
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
-from storage.catalog.brokers import BrokerDirectory, Endpoint
-from storage.catalog.membership import MembershipLog
+from storage.catalog.brokers import BrokerDirectory, Endpoint, MembershipLog
 from storage.metadata.memory import MemoryMetadataStore
 
 

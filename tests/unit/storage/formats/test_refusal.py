@@ -219,15 +219,15 @@ def test_every_struct_of_a_record_refuses_what_it_does_not_know() -> None:
 
 
 def test_the_level_of_this_release_names_the_formats_that_are_written() -> None:
-    from storage.catalog import brokers, compactors, groups, identity, producer_ids, topic
+    from storage.catalog import brokers, groups, identity, producer_ids, topic
     from storage.formats import compaction, control, segment
 
-    assert segment.FMT == compaction.FMT == compactors.FMT
+    assert segment.FMT == compaction.FMT == brokers.COMPACTOR_FMT
     assert levels.FORMATS[levels.LEVEL_MAX] == {
         "WAL object": wal.FMT,
         "control record, index chunk, producer state": control.FMT_INLINE,
         "topic, its name by id": topic.TOPIC_FMT,
-        "broker": brokers.FMT_ROLES,
+        "broker": brokers.BROKER_FMT_ROLES,
         "cluster": identity.CLUSTER_FMT,
         "store marker": identity.MARKER_FMT,
         "producer ids": producer_ids.FMT,
