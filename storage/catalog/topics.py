@@ -1,12 +1,12 @@
-"""The topics: found, created, changed, deleted. What is written in which order: topic_changes.py.
+"""The topics of the cluster, cached: found, created, changed, deleted. The order of the writes is in storage/catalog/topic.py.
 
 Everything about the log of a topic is keyed by its id, so a topic that was deleted and created again shares nothing with the old one.
 The cache may be behind (hints get lost, entries live for half a minute, from when their read began): a topic found in it may be gone, and
 one that is not found in it may exist. Writers are safe all the same: the control records of a deleted topic say so.
 
-While the store does not answer for the catalog, topics stay in the cache for STALE_S longer, unless something contradicts them. That rests
-on the same: a topic that was deleted takes no appends and has no records, whoever still believes in it; a broker that finds that out
-forgets it.
+While the store does not answer for the catalog (`Silence`), topics stay in the cache for STALE_S longer, unless something contradicts them.
+That rests on the same: a topic that was deleted takes no appends and has no records, whoever still believes in it; a broker that finds that
+out forgets it.
 """
 
 import asyncio
@@ -25,7 +25,6 @@ from runtime.turns import ITEMS_DEFAULT, Turns
 from storage.catalog.gathering import SharedReads
 from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
 from storage.catalog.records import pause, write_one
-from storage.catalog.silence import Silence
 from storage.catalog.topic import (
     Topic,
     TopicChanges,
@@ -45,6 +44,8 @@ from storage.vocabulary import TopicId
 
 __all__ = ["CACHE_TOPICS_MAX", "PARTITIONS_MAX", "PATIENCE_S", "Topic", "TopicState", "Topics"]
 
+SILENT_FOR_S: Final = 10.0
+"""A read that failed says so much about the next ones. `Silence.watch` looks more often than that."""
 STALE_S: Final = 600.0
 """How much older a topic in the cache may be while the catalog is silent."""
 PATIENCE_S: Final = DEFAULT_LIMITS.topics_patience_s
@@ -59,7 +60,6 @@ FORMER_KEPT_MAX: Final = 1_024
 FORMER_PAUSE: Final = 10
 """Times as long as `former` has read all ids of topics, it reads none."""
 _READ_KEYS_MAX: Final = 1_000
-
 STALE: Final = Metric(
     "forebay_topics_stale_total",
     "Times a topic was served that was read more than 30 s before, since the metadata store does not answer for the catalog.",
@@ -68,6 +68,46 @@ STALE: Final = Metric(
 K = TypeVar("K")
 
 _log: Final = structlog.get_logger()
+
+
+class Silence:
+    def __init__(self, metadata: MetadataStore, *, clock: Clock, limits: CatalogLimits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
+        self._metadata = metadata
+        self._clock = clock
+        self._until_s = float("-inf")
+        self._has_fallen = asyncio.Event()
+
+    @property
+    def is_on(self) -> bool:
+        return self._clock.monotonic_s() < self._until_s
+
+    def note_failure(self, cause: str) -> None:
+        """A read had no answer."""
+        self._until_s = self._clock.monotonic_s() + SILENT_FOR_S
+        if not self._has_fallen.is_set():
+            self._has_fallen.set()
+            _log.warning("catalog_silent", cause=cause)
+
+    def note_answer(self) -> None:
+        """A read had an answer."""
+        self._until_s = float("-inf")
+        if self._has_fallen.is_set():
+            self._has_fallen.clear()
+            _log.info("catalog_answers")
+
+    async def watch(self) -> None:
+        """Notice when it speaks again, until cancelled, so that no request has to wait to find that out."""
+        while True:
+            await self._has_fallen.wait()
+            await asyncio.sleep(self._limits.probe_pause_s)
+            try:
+                async with asyncio.timeout(self._limits.probe_timeout_s):
+                    await self._metadata.get_many([keys.CLUSTER])
+            except (StorageError, TimeoutError) as error:
+                self.note_failure(repr(error))
+            else:
+                self.note_answer()
 
 
 class Topics:

@@ -10,8 +10,7 @@ import pytest
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
 from storage.catalog.limits import CatalogLimits
-from storage.catalog.silence import SILENT_FOR_S
-from storage.catalog.topics import STALE_S, Topic, Topics
+from storage.catalog.topics import SILENT_FOR_S, STALE_S, Topic, Topics
 from storage.errors import Unavailable
 from storage.metadata import keys
 from storage.vocabulary import TopicId
