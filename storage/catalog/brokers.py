@@ -20,10 +20,9 @@ import xxhash
 
 from runtime.clock import Clock
 from runtime.ids import Entropy
-from storage.catalog.gathering import SharedReads
 from storage.catalog.identity import decode_cluster
 from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
-from storage.catalog.records import ATTEMPTS_MAX, decode, encode, pause, write_one
+from storage.catalog.records import ATTEMPTS_MAX, SharedReads, decode, encode, pause, write_one
 from storage.errors import AlreadyExists, Corrupt, IncompatibleFormat, StorageError, Unavailable
 from storage.formats.levels import LEVEL_FIRST, LEVEL_MAX, LEVEL_OF_ROLES, problem_with_announced
 from storage.metadata import keys

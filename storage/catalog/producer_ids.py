@@ -6,8 +6,7 @@ from typing import Final
 import msgspec
 
 from runtime.ids import Entropy
-from storage.catalog.gathering import SharedReads
-from storage.catalog.records import ATTEMPTS_MAX, decode, encode, given_up, pause, write_one
+from storage.catalog.records import ATTEMPTS_MAX, SharedReads, decode, encode, given_up, pause, write_one
 from storage.metadata.keys import PRODUCER_IDS
 from storage.metadata.port import ABSENT, MetadataStore, NotApplied, Put, Record, Status, Unknown
 

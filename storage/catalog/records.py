@@ -1,31 +1,36 @@
-"""How the catalog's records lie in the metadata store, one JSON object each with the number of its format, and how they are written.
+"""Records of the catalog in the metadata store: one JSON object each, with the number of its format.
 
-Writes have one result per operation, requests of bounded size, and bounded retries with jitter.
+`encode` and `decode` know the format, `write_one` and `write_each` send conditional writes, `SharedReads` lets concurrent questions share
+one read.
 """
 
 import asyncio
 import struct
-from collections.abc import Iterator, Sequence
-from typing import Final, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 from crc32c import crc32c
 
 from runtime.ids import Entropy
-from storage.errors import Corrupt, OutcomeUnknown, Unavailable
+from runtime.turns import Turns
+from storage.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable
 from storage.formats.refusal import UNDECODABLE, newer, undecodable
 from storage.limits import WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX
-from storage.metadata.port import (
-    Applied,
-    DeleteRange,
-    Key,
-    MetadataStore,
-    NotApplied,
-    OpResult,
-    Put,
-    Unknown,
-    WriteOp,
-)
+from storage.metadata.port import Applied, DeleteRange, Key, MetadataStore, NotApplied, OpResult, Put, Unknown, WriteOp
+
+_CHECKSUM: Final = struct.Struct(">I")
+ATTEMPTS_MAX: Final = 12
+_PAUSE_FIRST_S: Final = 0.005
+_PAUSE_MAX_S: Final = 0.5
+_OP_OVERHEAD_BYTES: Final = 64
+"""Framing of one operation in a request, estimated from above."""
+
+_encoder = msgspec.json.Encoder()
+OpOutcome = OpResult | NotApplied | Unknown
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class HasFormat(Protocol):
@@ -34,8 +39,6 @@ class HasFormat(Protocol):
 
 
 R = TypeVar("R", bound=HasFormat)
-
-_encoder = msgspec.json.Encoder()
 
 
 def encode(record: msgspec.Struct) -> bytes:
@@ -55,9 +58,6 @@ def decode(decoder: msgspec.json.Decoder[R], data: bytes, *, known: int, path: s
     return record
 
 
-_CHECKSUM: Final = struct.Struct(">I")
-
-
 def encode_checked(record: msgspec.Struct) -> bytes:
     """As `encode`, with a CRC-32C behind it: for objects, which others hand on."""
     body = encode(record)
@@ -70,15 +70,6 @@ def decode_checked(decoder: msgspec.json.Decoder[R], data: bytes, *, known: int,
     if len(data) <= _CHECKSUM.size or data[-_CHECKSUM.size :] != _CHECKSUM.pack(crc32c(body)):
         raise Corrupt(f"checksum mismatch: key={path!r} bytes={len(data)}")
     return decode(decoder, body, known=known, path=path)
-
-
-ATTEMPTS_MAX: Final = 12
-_PAUSE_FIRST_S: Final = 0.005
-_PAUSE_MAX_S: Final = 0.5
-_OP_OVERHEAD_BYTES: Final = 64
-"""Framing of one operation in a request, estimated from above."""
-
-OpOutcome = OpResult | NotApplied | Unknown
 
 
 async def write_one(metadata: MetadataStore, op: WriteOp) -> OpOutcome:
@@ -108,6 +99,60 @@ def given_up(action: str, *, unknown: Unknown | None, reason: str) -> OutcomeUnk
     if unknown is not None:
         return OutcomeUnknown(f"{action}: outcome unknown after {ATTEMPTS_MAX} attempts: cause={unknown.reason!r}")
     return Unavailable(f"{action}: not done in {ATTEMPTS_MAX} attempts: cause={reason!r}")
+
+
+@dataclass(slots=True)
+class _SharedRead(Generic[K, V]):
+    keys: dict[K, None]
+    done: asyncio.Future[dict[K, V] | StorageError | None]
+    """None: whoever ran it was cancelled, or failed in a way that is its own business."""
+
+
+class SharedReads(Generic[K, V]):
+    """`read` is given the keys of all questions of a round, without repeats, and answers every one of them."""
+
+    def __init__(self, read: Callable[[list[K]], Awaitable[dict[K, V]]]) -> None:
+        self._read = read
+        self._open: _SharedRead[K, V] | None = None
+        self._running: asyncio.Future[dict[K, V] | StorageError | None] | None = None
+
+    async def ask(self, keys: Iterable[K]) -> dict[K, V]:
+        """The answers to `keys`. Raises what `read` raises. Cancelling one asker costs the others at most a new round."""
+        wanted = dict.fromkeys(keys)
+        while self._open is not None:
+            joined = self._open
+            joined.keys.update(wanted)
+            await asyncio.wait({joined.done})
+            outcome = joined.done.result()
+            if isinstance(outcome, StorageError):
+                raise outcome
+            if outcome is not None:
+                return await Turns().by_key(outcome.__getitem__, wanted)
+        return await self._run(wanted)
+
+    async def _run(self, wanted: dict[K, None]) -> dict[K, V]:
+        current = _SharedRead[K, V](dict(wanted), asyncio.get_running_loop().create_future())
+        previous, self._running = self._running, current.done
+        self._open = current
+        outcome: dict[K, V] | StorageError | None = None
+        try:
+            if previous is not None:
+                await asyncio.wait({previous})
+            self._open = None
+            outcome = await self._read(list(current.keys))
+        except StorageError as error:
+            outcome = error
+            raise
+        finally:
+            if self._open is current:
+                self._open = None
+            if self._running is current.done:
+                # Cancelled while it waited its turn: the one before it may still be reading.
+                self._running = previous if previous is not None and not previous.done() else None
+            current.done.set_result(outcome)
+        if len(outcome) == len(wanted):
+            return outcome
+        return await Turns().by_key(outcome.__getitem__, wanted)
 
 
 def _requests(metadata: MetadataStore, ops: Sequence[WriteOp]) -> Iterator[list[int]]:

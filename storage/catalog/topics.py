@@ -22,9 +22,8 @@ from runtime.ids import Entropy, IdSource
 from runtime.lru import LruCache
 from runtime.telemetry import Metric, Telemetry
 from runtime.turns import ITEMS_DEFAULT, Turns
-from storage.catalog.gathering import SharedReads
 from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
-from storage.catalog.records import pause, write_one
+from storage.catalog.records import SharedReads, pause, write_one
 from storage.catalog.topic import (
     Topic,
     TopicChanges,

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from storage.catalog.gathering import SharedReads
+from storage.catalog.records import SharedReads
 from storage.errors import Unavailable
 
 
