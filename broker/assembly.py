@@ -59,7 +59,7 @@ from runtime.telemetry import Telemetry, run_token
 from runtime.version import forebay_version
 from storage.cache.blocks import BlockCache, RangeSource
 from storage.catalog.brokers import BLOCKS_LISTENER, HTTP_LISTENER, BrokerDirectory, Endpoint, Role
-from storage.catalog.commit_marks import CommitMarks
+from storage.catalog.collections import CommitMarks
 from storage.catalog.confirmed_topics import ConfirmedTopics
 from storage.catalog.identity import ClusterRecord
 from storage.catalog.producer_ids import ProducerIds

@@ -45,7 +45,7 @@ from runtime.turns import in_turns
 from runtime.version import forebay_version
 from storage.cache.blocks import BlockCache
 from storage.catalog.brokers import BrokerDirectory, Role
-from storage.catalog.commit_marks import CommitMarks
+from storage.catalog.collections import CommitMarks
 from storage.catalog.identity import read_cluster
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topic import NEVER_A_TOPIC, validate_name

@@ -35,7 +35,7 @@ from sim.metadata import Shards, SimMetadata
 from sim.objects import SimObjects
 from storage.cache.blocks import BlockCache
 from storage.catalog.brokers import ALL_ROLES, BrokerDirectory, Endpoint
-from storage.catalog.commit_marks import CommitMarks
+from storage.catalog.collections import CommitMarks
 from storage.catalog.confirmed_topics import ConfirmedTopics
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics

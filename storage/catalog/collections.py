@@ -7,14 +7,17 @@ hold a count of deletions, which the metadata get first; what the metadata lack 
       →  look for newer counts  →  nothing refers to the objects  →  delete them
 
 A copy with n + 1 was made after the first look, so it does not name the objects; one without finds n + 1 in the object store. The second
-look is for metadata that are put back under a process that goes on: its CAS may land in the older ones (model F-restore-looked-once). Marks
-tell the same of commits (storage/catalog/commit_marks.py). Objects that nothing names tell nothing: every kill leaves some.
+look is for metadata that are put back under a process that goes on: its CAS may land in the older ones (model F-restore-looked-once).
+
+Marks tell the same of commits. An object forebay-marks/{ulid} names the last commit of each shard that its broker knows to be applied, so
+metadata without one of these are older than the mark. Objects that nothing names tell nothing: every kill leaves some.
 """
 
+import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,20 +27,28 @@ import structlog
 from runtime.clock import Clock
 from runtime.ids import Entropy, IdSource
 from runtime.ulid import encode_ulid, ulid_ms
-from storage.catalog.commit_marks import MARKS_PREFIX, CommitMark, read_mark
 from storage.catalog.records import ATTEMPTS_MAX, decode, decode_checked, encode, encode_checked, given_up, pause, write_one
 from storage.catalog.topic import decode_topic_id
-from storage.errors import AlreadyExists, Conflict, Corrupt, IncompatibleFormat, NotFound, OutcomeUnknown, Unavailable
+from storage.errors import AlreadyExists, Conflict, Corrupt, IncompatibleFormat, NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.metadata import keys
-from storage.metadata.keys import COLLECTIONS, PartitionKeys
+from storage.metadata.keys import COLLECTIONS, PartitionKeys, partition_of_control
 from storage.metadata.port import ABSENT, MetadataStore, NotApplied, OpResult, Put, Record, Unknown
-from storage.metadata.version_watch import CertainRead, read_certainly
+from storage.metadata.version_watch import CertainRead, PutControl, read_certainly
 from storage.objects.naming import MARKERS
 from storage.objects.port import ObjectStore
-from storage.vocabulary import ObjectId, PartitionId
+from storage.objects.requests import caused_by
+from storage.vocabulary import ObjectId, PartitionId, TopicId
 
+MARK_FMT: Final = 1
+MARKS_PREFIX: Final = f"{MARKERS}marks/"
+MARK_EVERY_S: Final = 600.0
+LOOK_EVERY_S: Final = 5.0
+COMMITS_MAX: Final = 64
+"""Shards that one mark names: a store that was put back was so in all of them."""
+PUT_TIMEOUT_S: Final = 10.0
+MARK_BYTES_MAX: Final = 16_384
 FMT: Final = 1
-PREFIX: Final = f"{MARKERS}collections/"
+COUNTS_PREFIX: Final = f"{MARKERS}collections/"
 """What the names of the counts and the marks begin with, in this order: one list shows both."""
 COUNTS_KEPT: Final = 1_000
 """Objects that count deletions: with each, the one this far behind it goes."""
@@ -47,7 +58,84 @@ MARKS_LISTED_MAX: Final = 1_000
 KEPT_RANGES_MAX: Final = 100
 MISSING_MAX: Final = 100
 LOST_MAX: Final = 1_000
-SIZE_BYTES_MAX: Final = 4_096
+COUNT_BYTES_MAX: Final = 4_096
+
+_log = structlog.get_logger("stores")
+
+
+class MarkedCommit(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """A control record that was put, and the version that the put got."""
+
+    topic_id: TopicId
+    partition: int
+    version: int
+
+
+class CommitMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    fmt: int = MARK_FMT
+    broker_id: int
+    at_ms: int
+    commits: tuple[MarkedCommit, ...]
+
+
+_mark_decoder = msgspec.json.Decoder(CommitMark)
+
+
+async def read_mark(objects: ObjectStore, key: str) -> CommitMark:
+    """Raise `NotFound`, `Unavailable`, `IncompatibleFormat`, or `Corrupt` for what is no mark."""
+    size_bytes = (await objects.stat(key)).size_bytes
+    return decode_checked(_mark_decoder, bytes(await objects.get_range(key, 0, min(size_bytes, MARK_BYTES_MAX))), known=MARK_FMT, path=key)
+
+
+class CommitMarks:
+    """`run` until cancelled, `put` once more when the last commit has its outcome. One call at a time.
+
+    A broker has one mark at a time. It puts the next one when it has committed since, every MARK_EVERY_S at most, and when it stops. So an
+    idle broker puts none; the commits of the last minutes before a kill are in no mark.
+    """
+
+    def __init__(
+        self, objects: ObjectStore, *, commits: Mapping[int, PutControl], broker_id: Callable[[], int], ids: IdSource, clock: Clock
+    ) -> None:
+        """`commits`: the last of each shard, which others write."""
+        self._objects = objects
+        self._commits = commits
+        self._broker_id = broker_id
+        self._ids = ids
+        self._clock = clock
+        self._marked: tuple[PutControl, ...] = ()
+        self._key: str | None = None
+        self._next_s = clock.monotonic_s() + MARK_EVERY_S
+
+    async def run(self) -> None:
+        """Mark what was committed, when it is time."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if self._clock.monotonic_s() >= self._next_s:
+                await self.put()
+
+    async def put(self) -> None:
+        """Put a mark if there was a commit since the last one. A store that fails says so elsewhere: the next call tries again."""
+        newest = tuple(sorted(self._commits.values(), key=lambda one: one.version)[-COMMITS_MAX:])
+        if newest == self._marked:
+            return
+        named = [(partition_of_control(one.key.path), one.version) for one in newest]
+        commits = tuple([MarkedCommit(*partition, version) for partition, version in named if partition is not None])
+        mark = CommitMark(broker_id=self._broker_id(), at_ms=self._clock.now_ms(), commits=commits)
+        key = f"{MARKS_PREFIX}{self._ids.next_ulid()}"
+        with caused_by("marker"):
+            try:
+                async with asyncio.timeout(PUT_TIMEOUT_S):
+                    await self._objects.put_if_absent(key, [encode_checked(mark)])
+            except (StorageError, TimeoutError) as error:
+                _log.debug("commits_not_marked", cause=repr(error))
+                return
+            former, self._key, self._marked = self._key, key, newest
+            self._next_s = self._clock.monotonic_s() + MARK_EVERY_S
+            if former is not None:
+                with contextlib.suppress(StorageError, TimeoutError):
+                    async with asyncio.timeout(PUT_TIMEOUT_S):
+                        await self._objects.delete_many([former])
 
 
 class KeptRange(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -115,13 +203,12 @@ class MetadataWentBack(Unavailable):
         self.found = found
 
 
-_log = structlog.get_logger("stores")
 _decoder = msgspec.json.Decoder(CollectionsRecord)
 _count_decoder = msgspec.json.Decoder(CollectionCount)
 
 
 def count_key(number: int) -> str:
-    return f"{PREFIX}{number:020}"
+    return f"{COUNTS_PREFIX}{number:020}"
 
 
 def decode_collections(record: Record) -> CollectionsRecord:
@@ -196,46 +283,6 @@ class NewerStore:
         if self._old_marks:
             await self._objects.delete_many(self._old_marks)
             self._old_marks = ()
-
-
-async def _seen_by(objects: ObjectStore, number: int) -> tuple[int, Sequence[str]]:
-    """The greatest count above `number`, or 0, and the newest marks, oldest first."""
-    marks: deque[str] = deque(maxlen=MARKS_LISTED_MAX)
-    greatest = 0
-    async for stat in objects.list(MARKERS, start_after=count_key(number) if number > 0 else PREFIX):
-        name = stat.key.removeprefix(PREFIX)
-        if name.isdecimal() and name != stat.key:
-            greatest = max(greatest, int(name))
-        elif stat.key.startswith(MARKS_PREFIX):
-            marks.append(stat.key)
-    return greatest, tuple(marks)
-
-
-async def _unknown_commit(metadata: MetadataStore, mark: CommitMark, ids: IdSource) -> str | None:
-    """A commit of the mark that the metadata certainly do not know."""
-    named = [PartitionKeys(PartitionId(one.topic_id, one.partition)) for one in mark.commits]
-    records = await metadata.get_many([one.control for one in named])
-    for one, commit, record in zip(named, mark.commits, records, strict=True):
-        if record is not None and record.version >= commit.version:
-            continue
-        found = await read_certainly(metadata, [one.control], name=ids.next_ulid())
-        if (unknown := _unknown(found, commit.version)) is None:
-            continue
-        if found.records[0] is None:
-            topic = await read_certainly(metadata, [keys.topic_id(commit.topic_id)], name=ids.next_ulid())
-            if topic.records[0] is not None and decode_topic_id(topic.records[0]).is_deleted:
-                continue  # its record goes with the topic
-        return f"broker {mark.broker_id} committed to partition {commit.partition} of topic id {commit.topic_id}: {unknown}"
-    return None
-
-
-def _unknown(found: CertainRead, version: int) -> str | None:
-    """Why the commit that got `version` is not in the metadata; None if it is."""
-    (record,) = found.records
-    if record is not None and record.version >= version:
-        return None
-    has = "no record" if record is None else f"version {record.version}"
-    return f"that was version {version}, and the metadata have {has} and give version {found.version} next"
 
 
 class Deletions:
@@ -387,10 +434,50 @@ def with_lost(known: CollectionsRecord, key: str) -> CollectionsRecord:
     return msgspec.structs.replace(known, lost=(*known.lost, key), missing=missing)
 
 
+async def _seen_by(objects: ObjectStore, number: int) -> tuple[int, Sequence[str]]:
+    """The greatest count above `number`, or 0, and the newest marks, oldest first."""
+    marks: deque[str] = deque(maxlen=MARKS_LISTED_MAX)
+    greatest = 0
+    async for stat in objects.list(MARKERS, start_after=count_key(number) if number > 0 else COUNTS_PREFIX):
+        name = stat.key.removeprefix(COUNTS_PREFIX)
+        if name.isdecimal() and name != stat.key:
+            greatest = max(greatest, int(name))
+        elif stat.key.startswith(MARKS_PREFIX):
+            marks.append(stat.key)
+    return greatest, tuple(marks)
+
+
+async def _unknown_commit(metadata: MetadataStore, mark: CommitMark, ids: IdSource) -> str | None:
+    """A commit of the mark that the metadata certainly do not know."""
+    named = [PartitionKeys(PartitionId(one.topic_id, one.partition)) for one in mark.commits]
+    records = await metadata.get_many([one.control for one in named])
+    for one, commit, record in zip(named, mark.commits, records, strict=True):
+        if record is not None and record.version >= commit.version:
+            continue
+        found = await read_certainly(metadata, [one.control], name=ids.next_ulid())
+        if (unknown := _unknown(found, commit.version)) is None:
+            continue
+        if found.records[0] is None:
+            topic = await read_certainly(metadata, [keys.topic_id(commit.topic_id)], name=ids.next_ulid())
+            if topic.records[0] is not None and decode_topic_id(topic.records[0]).is_deleted:
+                continue  # its record goes with the topic
+        return f"broker {mark.broker_id} committed to partition {commit.partition} of topic id {commit.topic_id}: {unknown}"
+    return None
+
+
+def _unknown(found: CertainRead, version: int) -> str | None:
+    """Why the commit that got `version` is not in the metadata; None if it is."""
+    (record,) = found.records
+    if record is not None and record.version >= version:
+        return None
+    has = "no record" if record is None else f"version {record.version}"
+    return f"that was version {version}, and the metadata have {has} and give version {found.version} next"
+
+
 def _of(record: Record | None) -> CollectionsRecord:
     return CollectionsRecord() if record is None else decode_collections(record)
 
 
 async def _get(objects: ObjectStore, key: str) -> bytes:
     size_bytes = (await objects.stat(key)).size_bytes
-    return bytes(await objects.get_range(key, 0, min(size_bytes, SIZE_BYTES_MAX)))
+    return bytes(await objects.get_range(key, 0, min(size_bytes, COUNT_BYTES_MAX)))

@@ -479,8 +479,8 @@ def altered(change: Callable[[Mapping[str, str]], dict[str, str]]) -> Callable[[
 async def _tombstones(metadata: MetadataStore, waiting: list[Key]) -> list[Put]:
     """The puts that are still needed. That a record says DELETED stays true, however old the state is that was read."""
     puts = []
-    for keys in _chunks(waiting):
-        for key, record in zip(keys, await metadata.get_many(keys), strict=True):
+    for part in _chunks(waiting):
+        for key, record in zip(part, await metadata.get_many(part), strict=True):
             if record is None:
                 puts.append(Put(key, encode_control(Control(log_state=LogState.DELETED)), ABSENT))
                 continue
@@ -491,8 +491,8 @@ async def _tombstones(metadata: MetadataStore, waiting: list[Key]) -> list[Put]:
     return puts
 
 
-def _chunks(keys: list[Key]) -> Iterable[list[Key]]:
-    return (keys[start : start + _READ_KEYS_MAX] for start in range(0, len(keys), _READ_KEYS_MAX))
+def _chunks(waiting: list[Key]) -> Iterable[list[Key]]:
+    return (waiting[start : start + _READ_KEYS_MAX] for start in range(0, len(waiting), _READ_KEYS_MAX))
 
 
 def _control(topic_id: TopicId, partition: int) -> Key:

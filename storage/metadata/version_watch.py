@@ -87,7 +87,7 @@ async def read_certainly(metadata: MetadataStore, keys: Sequence[Key], *, name: 
 class VersionWatch:
     """A `MetadataStore` that refuses everything once the metadata were seen to have gone back: reads raise `Unavailable`.
 
-    `commits` has the last control record that was put, by shard: what marks name (storage/catalog/commit_marks.py).
+    `commits` has the last control record that was put, by shard: what marks name (storage/catalog/collections.py).
     """
 
     def __init__(self, inner: MetadataStore, *, ids: IdSource, telemetry: Telemetry, on_lost: Callable[[str], None]) -> None:

@@ -8,8 +8,7 @@ from typing import Final
 
 import pytest
 
-from storage.catalog.collections import PREFIX as COUNTS_PREFIX
-from storage.catalog.commit_marks import MARKS_PREFIX
+from storage.catalog.collections import COUNTS_PREFIX, MARKS_PREFIX
 from storage.catalog.groups import topics_key
 from storage.catalog.identity import MARKER_KEY
 from storage.formats.segment import segment_key

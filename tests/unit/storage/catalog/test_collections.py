@@ -12,8 +12,10 @@ from storage.catalog.collections import (
     COUNTS_KEPT,
     KEPT_RANGES_MAX,
     LOST_MAX,
+    MARKS_PREFIX,
     MARKS_READ_MAX,
     CollectionsRecord,
+    CommitMarks,
     Deletions,
     KeptRange,
     MetadataWentBack,
@@ -23,11 +25,11 @@ from storage.catalog.collections import (
     accept_older,
     count_key,
     read_collections,
+    read_mark,
     with_lost,
     with_missing,
     without_missing,
 )
-from storage.catalog.commit_marks import MARKS_PREFIX, CommitMarks, read_mark
 from storage.catalog.records import encode as encode_catalog
 from storage.catalog.topic import TopicIdRecord
 from storage.errors import Conflict, Corrupt, OutcomeUnknown, Unavailable
