@@ -220,8 +220,9 @@ class TopicChanges:
                         topic-ids/{id} := deleted, and topics/{name} removed by its version
 
     An id is alive while topics/{name} names it. Each id gets there by one request alone and becomes ACTIVE under the version that this
-    request made, so whatever arrives late finds another version, or another id, and changes nothing that anybody sees. No control record is
-    put before topics/{name} says that it may be there, so whoever deletes knows where one may yet arrive, and puts a tombstone in its place.
+    request made, so whatever arrives late finds another version, or another id, and changes nothing that anybody sees. No control record
+    is put before topics/{name} says that it may be there, so whoever deletes knows where one may yet arrive, and puts a tombstone in its
+    place.
 
     Every method may be cancelled; what it began is then left half done, for whoever comes next.
     """
