@@ -15,7 +15,7 @@ from storage.catalog.topic import Topic, TopicChanges, TopicState, decode_topic,
 from storage.errors import AlreadyExists, OutcomeUnknown, StorageError
 from storage.formats.control import LogState, decode_control
 from storage.metadata import keys
-from storage.metadata.memory_shard import Shard
+from storage.metadata.memory import Shard
 from storage.metadata.port import Applied, DeleteRange, Key, MetadataStore, Put, Record, Unknown, WriteOp, WriteOutcome
 from storage.vocabulary import TopicId
 
