@@ -24,8 +24,8 @@ from storage.cache.blocks import RangeSource
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.metered import MeteredMetadataStore
 from storage.metadata.port import MetadataStore, TellsTime
-from storage.metadata.sqlite import SqliteMetadataStore
-from storage.metadata.sqlite_files import FILE_LOST
+from storage.metadata.sqlite.file import FILE_LOST
+from storage.metadata.sqlite.store import SqliteMetadataStore
 from storage.metadata.version_watch import VersionWatch
 from storage.objects.as_s3 import CountedAsS3
 from storage.objects.block_folder import BlockFolder

@@ -14,7 +14,7 @@ from runtime.blocking import ThreadBlocking
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from storage.metadata.port import Applied, Key, Put
-from storage.metadata.sqlite import SqliteMetadataStore
+from storage.metadata.sqlite.store import SqliteMetadataStore
 
 ROOT = "other-process"
 SESSION_TIMEOUT_MS = 4_000

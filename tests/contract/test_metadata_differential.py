@@ -13,7 +13,7 @@ from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Applied, Delete, DeleteRange, Key, MetadataStore, Put, Session, Status, WriteOp
-from storage.metadata.sqlite import SqliteMetadataStore
+from storage.metadata.sqlite.store import SqliteMetadataStore
 
 NAMES = ("a", "b", "d", "d/1", "d/2", "d/3", "d-/1", "d/1/x", "d/2/x", "e/1")
 RANGES = (("d/", "d/~"), ("d/2", "d/3"), ("d/2", "d/2"), ("a", "c"), ("d/1/", "d/1/~"), ("a/", "z/"))

@@ -20,9 +20,9 @@ from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from storage.errors import IncompatibleFormat, Unavailable
 from storage.limits import METADATA_VALUE_BYTES_MAX
-from storage.metadata import sqlite_files, sqlite_group_commit, sqlite_owners, sqlite_schema
 from storage.metadata.port import ABSENT, Applied, Delete, MetadataStore, NotApplied, Put, Session, Status, Unknown
-from storage.metadata.sqlite import SqliteMetadataStore
+from storage.metadata.sqlite import commits, file, owners
+from storage.metadata.sqlite.store import SqliteMetadataStore
 from tests.contract import sqlite_process
 from tests.contract.metadata_contract import PATIENCE_S, SESSION_TIMEOUT_MS, Client, MetadataStoreContract, eventually
 from tests.kit.faulty_metadata import paths_into
@@ -245,11 +245,11 @@ async def test_own_changes_are_told_once(tmp_path: Path) -> None:
 
 async def test_the_ring_of_changes_stays_bounded(tmp_path: Path) -> None:
     async with opened(tmp_path / "meta.db") as store:
-        for number in range(sqlite_schema.CHANGES_KEPT + 50):
+        for number in range(file.CHANGES_KEPT + 50):
             await Client(store, "root").put_ok(f"d/{number}", b"")
 
     with contextlib.closing(sqlite3.connect(tmp_path / "meta.db")) as connection:
-        assert connection.execute("SELECT count(*) FROM changes").fetchone() == (sqlite_schema.CHANGES_KEPT,)
+        assert connection.execute("SELECT count(*) FROM changes").fetchone() == (file.CHANGES_KEPT,)
 
 
 # Sessions and processes
@@ -474,7 +474,7 @@ async def test_wherever_a_transaction_fails_the_next_one_begins_anew(tmp_path: P
 
 
 async def test_a_full_queue_refuses_and_what_it_took_is_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_group_commit, "QUEUE_REQUESTS_MAX", 10)
+    monkeypatch.setattr(commits, "QUEUE_REQUESTS_MAX", 10)
     async with opened(tmp_path / "meta.db") as store:
         client = Client(store, "root")
         outcomes = await asyncio.gather(*(store.write([Put(client.key(f"d/{number}"), b"", None)]) for number in range(100)))
@@ -733,7 +733,7 @@ async def test_while_the_file_cannot_be_seen_nothing_is_committed_and_then_the_s
             def refuse(name: str) -> os.stat_result:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-            blinded.setattr(sqlite_files.os, "stat", refuse)
+            blinded.setattr(file.os, "stat", refuse)
             outcome = await store.write([Put(client.key("a"), b"", None)])
 
         assert outcome == NotApplied(f"the metadata file cannot be seen: Permission denied: path={str(tmp_path / 'meta.db')!r}")
@@ -784,13 +784,13 @@ async def test_a_file_that_is_replaced_while_it_is_opened_is_refused(tmp_path: P
     """Or else every commit would go into the file that is gone, compared with the one that is there."""
     async with opened(tmp_path / "meta.db"):
         pass
-    open_reader = sqlite_schema.open_reader
+    open_reader = file.open_reader
 
     def slowly(path: Path) -> sqlite3.Connection:
         replace(tmp_path / name)
         return open_reader(path)
 
-    monkeypatch.setattr(sqlite_schema, "open_reader", slowly)
+    monkeypatch.setattr(file, "open_reader", slowly)
     with pytest.raises(Unavailable, match="was replaced while it was open"):
         async with opened(tmp_path / "meta.db"):
             pass
@@ -810,7 +810,7 @@ async def test_without_descriptors_nothing_is_said_of_the_sessions_of_others_and
             def refuse(path: object, flags: int) -> int:
                 raise OSError(code, os.strerror(code))
 
-            short.setattr(sqlite_owners.os, "open", refuse)
+            short.setattr(owners.os, "open", refuse)
             reason = os.strerror(code)
             assert await store.write([Delete(client.key("brokers/1"))]) == NotApplied(f"the metadata transaction was rolled back: {reason}")
             with pytest.raises(Unavailable, match=reason):

@@ -17,7 +17,7 @@ from services.oxia import OxiaServer
 from storage.metadata.oxia.location import parse_oxia_url
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.port import MetadataStore
-from storage.metadata.sqlite import SqliteMetadataStore
+from storage.metadata.sqlite.store import SqliteMetadataStore
 from storage.vocabulary import PartitionId, TopicId
 from tests.kit.coordinating import OpenClient, committed, simple, world
 from tests.kit.group_offsets import commit, keys_of, restarted, topic_of

@@ -27,7 +27,7 @@ from storage.formats.levels import LEVEL_OF_ROLES
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Put
-from storage.metadata.sqlite import SqliteMetadataStore
+from storage.metadata.sqlite.store import SqliteMetadataStore
 from tests.kit.clustering import HOST
 from tests.kit.serving import ROOT, serving
 

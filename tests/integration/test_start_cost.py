@@ -47,7 +47,7 @@ def test_a_broker_on_files_opens_its_port_before_it_loads_what_it_may_never_need
         until_open, _, after = served.log_path.read_text().partition(OPENED)
     before, later = set(_IMPORTED.findall(until_open)), set(_IMPORTED.findall(after))
 
-    assert {"broker.assembly", "broker.handlers.log.produce", "broker.handlers.log.fetch", "storage.metadata.sqlite"} <= before
+    assert {"broker.assembly", "broker.handlers.log.produce", "broker.handlers.log.fetch", "storage.metadata.sqlite.store"} <= before
     assert {name for name in before if any(name == one or name.startswith(f"{one}.") for one in FOR_LATER)} == set()
     assert {"aiohttp", "kio.schema.metadata.v13.response"} <= later
     assert {name for name in before | later if "zone" in name and not name.startswith("zoneinfo")} == set(), "storage.zone_cache is off"

@@ -28,7 +28,7 @@ from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import MetadataStore
-from storage.metadata.sqlite import SqliteMetadataStore
+from storage.metadata.sqlite.store import SqliteMetadataStore
 from storage.objects.s3.location import parse_s3_url
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName, open_s3

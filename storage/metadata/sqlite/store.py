@@ -1,13 +1,13 @@
 """The embedded metadata store: one SQLite file, one shard, any number of processes on one machine (not on a network disk).
 
-Writes go through group commit (sqlite_group_commit.py) on one thread: WAL journal, synchronous=FULL, so an applied request
-is on the disk. Reads run on the loop, on a second connection that waits for nobody (sqlite_reader.py).
+Writes go through group commit (commits.py) on one thread: WAL journal, synchronous=FULL, so an applied request is on the disk.
+Reads run on the loop, on a second connection that waits for nobody (`SqliteReader`).
 
-Sessions (sqlite_owners.py says when one is dead, sqlite_sessions.py how it is kept alive): the record of a dead session is
-never read, counts as absent in every condition, and is removed, with its session, by whoever meets it: at opening, at every
-keep-alive, by a write that touches it, and before a read that would have returned it. No process is needed to look after it.
+Sessions (owners.py says when one is dead, `SqliteSession` how it is kept alive): the record of a dead session is never read, counts as
+absent in every condition, and is removed, with its session, by whoever meets it: at opening, at every keep-alive, by a write that touches
+it, and before a read that would have returned it. No process is needed to look after it.
 
-The files are looked after (sqlite_files.py): once one of them was removed or replaced, nothing is written, read or acknowledged any more.
+The files are looked after (`DatabaseFiles`): once one of them was removed or replaced, nothing is written, read or acknowledged any more.
 A commit or a read is reported only if the files were there after it; an idle store looks twice a second.
 
 Hints: own changes as soon as they are committed, those of other processes by asking every 50 ms whether the file changed,
@@ -29,8 +29,8 @@ from runtime.blocking import Blocking
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
-from storage.errors import Unavailable
-from storage.metadata import key_order, sqlite_schema
+from storage.errors import OutcomeUnknown, Unavailable
+from storage.metadata import key_order
 from storage.metadata.hints import Hints
 from storage.metadata.port import (
     Applied,
@@ -45,13 +45,16 @@ from storage.metadata.port import (
     WriteOp,
     WriteOutcome,
 )
-from storage.metadata.sqlite_files import DatabaseFiles
-from storage.metadata.sqlite_group_commit import GroupCommit
-from storage.metadata.sqlite_owners import Liveness, Owners, owners_folder, read_boot_id
-from storage.metadata.sqlite_reader import DeadSessionFound, SqliteReader
-from storage.metadata.sqlite_sessions import SqliteSession
-from storage.metadata.sqlite_transaction import Transaction, prepare
+from storage.metadata.sqlite import file
+from storage.metadata.sqlite.commits import GroupCommit, Transaction, prepare
+from storage.metadata.sqlite.file import DatabaseFiles
+from storage.metadata.sqlite.owners import Liveness, Owners, owners_folder, read_boot_id
 
+RENEWALS_PER_TIMEOUT = 3
+_ONE: Final = "SELECT k, value, version, session FROM records WHERE k = ?"
+_CEILING: Final = "SELECT k, value, version, session FROM records WHERE k >= ? ORDER BY k LIMIT 1"
+_PAGE: Final = "SELECT k, value, version, session FROM records WHERE k >= ? AND k < ? ORDER BY k LIMIT ?"
+_PATHS: Final = "SELECT k, session FROM records WHERE k >= ? AND k < ? ORDER BY k LIMIT ?"
 BUSY_TIMEOUT_S: Final = 5.0
 """How long a commit waits for one of another process."""
 SESSION_TIMEOUT_MS_MIN: Final = 2_000
@@ -60,16 +63,166 @@ PAGE_RECORDS: Final = 128
 READ_ATTEMPTS_MAX: Final = 3
 LOOK_EVERY_S: Final = 0.5
 """At the files, when there is no traffic; and the longest time until the log and /readyz tell what traffic has found."""
-
 LOST_EFFECT: Final = "no write is taken or acknowledged any more, and nothing is read"
 LOST_FIX: Final = (
     "before you stop this process copy the file from /proc/PID/fd (docs/operations.md, 'When the metadata file is lost'); "
     "put it, or a copy of your own, back under its name, and start again"
 )
 
+Row = tuple[bytes, bytes, int, int | None]
 T = TypeVar("T")
 
 log = structlog.get_logger("metadata")
+
+
+class SqliteSession:
+    """Lost when the file says so, or when its time has passed without a renewal that is known to be committed."""
+
+    def __init__(self, session_id: int, *, timeout_ms: int, renewed_ms: int, commits: GroupCommit, liveness: Liveness) -> None:
+        self._session_id = session_id
+        self._timeout_ms = timeout_ms
+        self._renewed_ms = renewed_ms
+        self._commits = commits
+        self._liveness = liveness
+        self._lost = asyncio.Event()
+        self._is_gone = False
+
+    @property
+    def session_id(self) -> int:
+        return self._session_id
+
+    @property
+    def is_lost(self) -> bool:
+        if not self._lost.is_set() and self._remaining_s() <= 0:
+            self._lost.set()
+        return self._lost.is_set()
+
+    async def wait_lost(self) -> None:
+        await self._lost.wait()
+
+    async def close(self) -> None:
+        """Raise `Unavailable` or `OutcomeUnknown` if the store could not do it; the session then ends by itself, unrenewed."""
+        self._lost.set()
+        if self._is_gone:
+            return
+        outcome = await self._commits.submit(lambda transaction: transaction.end_session(self._session_id))
+        match outcome:
+            case NotApplied(reason):
+                raise Unavailable(f"session not closed: {reason}")
+            case Unknown(reason):
+                raise OutcomeUnknown(f"session perhaps not closed: {reason}")
+
+    def ended(self) -> None:
+        """Its records are gone from the file."""
+        self._is_gone = True
+        self._lost.set()
+
+    async def keep_alive(self) -> None:
+        """Renew until it is lost. Belongs into the nursery of the store."""
+        while not await self._is_lost_within(self._timeout_ms / 1_000 / RENEWALS_PER_TIMEOUT):
+            try:
+                async with asyncio.timeout(self._remaining_s()):
+                    renewed = await self._commits.submit(lambda transaction: transaction.renew_session(self._session_id))
+            except TimeoutError:
+                break
+            match renewed:
+                case None:
+                    break
+                case int():
+                    self._renewed_ms = renewed
+                case NotApplied() | Unknown():
+                    # Tried again in a third of the timeout, as long as the time of the last renewal lasts.
+                    continue
+        self._lost.set()
+
+    async def _is_lost_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(min(seconds, self._remaining_s())):
+                await self._lost.wait()
+        except TimeoutError:
+            return self.is_lost
+        return True
+
+    def _remaining_s(self) -> float:
+        return (self._renewed_ms + self._timeout_ms - self._liveness.now_ms()) / 1_000
+
+
+class DeadSessionFound(Exception):
+    """The answer would hold records of a dead session: end it, then read again."""
+
+
+class SqliteReader:
+    """Raises sqlite3.Error and `DeadSessionFound`."""
+
+    def __init__(self, connection: sqlite3.Connection, liveness: Liveness) -> None:
+        self._connection = connection
+        self._liveness = liveness
+        self._data_version = -1
+        self._last_change = 0
+
+    def get_many(self, keys: Sequence[Key]) -> list[Record | None]:
+        """All of one moment."""
+        if len(keys) == 1:
+            return [self._get(keys[0])]
+        self._connection.execute("BEGIN")
+        try:
+            return [self._get(key) for key in keys]
+        finally:
+            self._connection.execute("ROLLBACK")
+
+    def ceiling(self, path: str, within: str) -> Record | None:
+        seek, prefix = key_order.ceiling_bounds(path, within)
+        rows = self._connection.execute(_CEILING, (seek,)).fetchall()
+        return self._record(rows[0]) if rows and rows[0][0].startswith(prefix) else None
+
+    def records_between(self, start: bytes, end: bytes, *, records_max: int) -> list[Record]:
+        return [self._record(row) for row in self._connection.execute(_PAGE, (start, end, records_max)).fetchall()]
+
+    def paths_between(self, start: bytes, end: bytes, *, keys_max: int) -> list[str]:
+        rows = self._connection.execute(_PATHS, (start, end, keys_max)).fetchall()
+        for _, session_id in rows:
+            self._check(session_id)
+        return [key_order.decode(encoded) for encoded, _ in rows]
+
+    def last_version(self) -> int:
+        """The last version id given out."""
+        version = self._connection.execute("SELECT version FROM counters").fetchall()[0][0]
+        assert isinstance(version, int)
+        return version
+
+    def skip_changes(self) -> None:
+        """`foreign_changes` tells what is committed from here on."""
+        self._last_change = self._connection.execute("SELECT change FROM counters").fetchall()[0][0]
+
+    def foreign_changes(self) -> list[KeyChange]:
+        """What other stores changed since the last call, without versions; incomplete when that was very much."""
+        data_version = self._connection.execute("PRAGMA data_version").fetchall()[0][0]
+        if data_version == self._data_version:
+            return []
+        rows = self._connection.execute(
+            "SELECT change, paths FROM changes WHERE change > ? AND owner != ? ORDER BY change",
+            (self._last_change, self._liveness.owners.own_id),
+        ).fetchall()
+        self._data_version = data_version
+        if rows:
+            self._last_change = rows[-1][0]
+        return [(path, None) for _, paths in rows for path in paths.split("\n")]
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _get(self, key: Key) -> Record | None:
+        rows = self._connection.execute(_ONE, (key_order.encode(key.path),)).fetchall()
+        return self._record(rows[0]) if rows else None
+
+    def _record(self, row: Row) -> Record:
+        encoded, value, version, session_id = row
+        self._check(session_id)
+        return Record(key_order.decode(encoded), value, version)
+
+    def _check(self, session_id: int | None) -> None:
+        if session_id is not None and not self._liveness.is_alive(self._connection, session_id):
+            raise DeadSessionFound
 
 
 def _ignore(_cause: str) -> None:
@@ -149,16 +302,16 @@ class SqliteMetadataStore:
         busy_timeout_s: float,
         on_lost: Callable[[str], None],
     ) -> "SqliteMetadataStore":
-        sqlite_schema.ensure_file(path, unique_name=ids.next_ulid())
-        sqlite_schema.check_format(path)
+        file.ensure_file(path, unique_name=ids.next_ulid())
+        file.check_format(path)
         with contextlib.ExitStack() as undo:
             try:
                 owners = Owners(owners_folder(path), ids=ids)
                 undo.callback(owners.leave)
                 files = DatabaseFiles(path)
-                writer = undo.enter_context(contextlib.closing(sqlite_schema.open_writer(path)))
+                writer = undo.enter_context(contextlib.closing(file.open_writer(path)))
                 files.add_beside()
-                reader = undo.enter_context(contextlib.closing(sqlite_schema.open_reader(path)))
+                reader = undo.enter_context(contextlib.closing(file.open_reader(path)))
                 owners.remove_dead_files()
                 liveness = Liveness(owners=owners, clock=clock, boot_id=read_boot_id() if boot_id is None else boot_id)
                 store = cls(
@@ -172,7 +325,7 @@ class SqliteMetadataStore:
                     on_lost=on_lost,
                 )
             except (OSError, sqlite3.Error) as error:
-                raise Unavailable(f"cannot open the metadata file: {sqlite_schema.reason_of(error)}: path={str(path)!r}") from error
+                raise Unavailable(f"cannot open the metadata file: {file.reason_of(error)}: path={str(path)!r}") from error
             if (lost := files.look()) is not None:
                 raise Unavailable(lost)
             undo.pop_all()
@@ -296,7 +449,7 @@ class SqliteMetadataStore:
                 await self._end_dead_sessions()
             except (OSError, sqlite3.Error) as error:
                 # An OSError: whether the owner of a session lives could not be seen, which takes a descriptor.
-                raise Unavailable(f"cannot read the metadata file: {sqlite_schema.reason_of(error)}: path={str(self._path)!r}") from error
+                raise Unavailable(f"cannot read the metadata file: {file.reason_of(error)}: path={str(self._path)!r}") from error
             else:
                 # It may have read a commit that nobody will find again, and whose outcome is therefore reported to nobody.
                 if (lost := self._files.look()) is not None:

@@ -1,12 +1,13 @@
-"""The file of the embedded metadata store, format 1: how it is made, recognised and opened.
+"""The file of the embedded metadata store, format 1: how it is made, recognised, opened, and found to be gone.
 
     records    k: sort key (key_order.py) · version · session (null: not ephemeral) · value
-    sessions   id · owner (sqlite_owners.py) · boot · renewed_ms since boot · timeout_ms
+    sessions   id · owner (owners.py) · boot · renewed_ms since boot · timeout_ms
     counters   one row: the last version id, session id and change number given out
     changes    a ring of the last commits: slot = change % 256 · change · owner · paths, one a line
 
 `PRAGMA application_id` says whose file it is, `PRAGMA user_version` which format.
 The file must never be opened by anything but SQLite in this process: closing any other descriptor of it drops SQLite's locks.
+SQLite does not look whether the files that it has open still lie under their names: `DatabaseFiles` does.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from runtime.telemetry import Metric
 from storage.errors import IncompatibleFormat, Unavailable
 
 FORMAT: Final = 1
@@ -24,7 +26,6 @@ CHANGES_KEPT: Final = 256
 CACHE_KIB: Final = 16 * 1024
 OPENING_TIMEOUT_S: Final = 5.0
 REPAIR_MS: Final = 20
-
 _TABLES: Final = """
 CREATE TABLE records (k BLOB PRIMARY KEY, version INTEGER NOT NULL, session INTEGER, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE INDEX ephemeral ON records (session) WHERE session IS NOT NULL;
@@ -43,6 +44,12 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT};
 COMMIT;
 """
+FILE_LOST: Final = Metric(
+    "forebay_metadata_file_lost",
+    "1 from when the SQLite file was removed or replaced under the broker: it commits nothing any more",
+    aggregation="max",
+)
+_BESIDE: Final = ("-wal", "-shm")
 
 
 def ensure_file(path: Path, *, unique_name: str) -> None:
@@ -113,6 +120,40 @@ def reason_of(error: OSError | sqlite3.Error) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
+class DatabaseFiles:
+    """Made before the database is opened: what lies there afterwards may be another file than was opened. May be asked from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Raise OSError if there is no database."""
+        self._path = path
+        self._opened: tuple[tuple[str, tuple[int, int]], ...] = ((str(path), _identity(str(path))),)
+        self.lost: str | None = None
+        """Which file is gone, once that was seen: for good, since whatever is put there later may have been written by others."""
+
+    def add_beside(self) -> None:
+        """When the first connection has read. Raise OSError if one of the files beside the database is not there."""
+        # SQLite follows links before it names them.
+        names = [f"{os.path.realpath(self._path)}{suffix}" for suffix in _BESIDE]
+        self._opened += tuple((name, _identity(name)) for name in names)
+
+    def look(self) -> str | None:
+        """Why nothing that is committed or read now can be relied on; None while all is well. Some microseconds."""
+        if self.lost is not None:
+            return self.lost
+        for name, opened in self._opened:
+            try:
+                found = _identity(name)
+            except (FileNotFoundError, NotADirectoryError):
+                self.lost = f"the metadata file was removed while it was open: path={name!r}"
+                return self.lost
+            except OSError as error:
+                return f"the metadata file cannot be seen: {reason_of(error)}: path={name!r}"
+            if found != opened:
+                self.lost = f"the metadata file was replaced while it was open: path={name!r}"
+                return self.lost
+        return None
+
+
 def _open(path: Path, settings: str) -> sqlite3.Connection:
     connection = _connect(path, mode="rw", busy_timeout_s=OPENING_TIMEOUT_S)
     try:
@@ -146,3 +187,9 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _identity(name: str) -> tuple[int, int]:
+    """One that is open keeps its own: no other file gets it meanwhile."""
+    found = os.stat(name)
+    return found.st_dev, found.st_ino

@@ -1,0 +1,1 @@
+"""The embedded metadata store, on one SQLite file."""
