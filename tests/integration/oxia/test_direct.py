@@ -16,9 +16,9 @@ from structlog.testing import capture_logs
 from runtime.supervision import Nursery
 from storage.errors import Unavailable
 from storage.metadata.oxia import direct, writing
-from storage.metadata.oxia.credentials import tls_context
 from storage.metadata.oxia.http2 import HELLO, REQUEST_BYTES_MAX
 from storage.metadata.oxia.location import OxiaAccess
+from storage.metadata.oxia.nodes import tls_context
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.port import Applied, Key, Put, Unknown, WriteOutcome
 from tests.integration.oxia.certificates import Authority

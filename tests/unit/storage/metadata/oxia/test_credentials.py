@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from storage.metadata.oxia.credentials import LOOK_AGAIN_S, Token
+from storage.metadata.oxia.nodes import LOOK_AGAIN_S, Token
 from tests.kit.stepping_clock import SteppingClock
 
 
