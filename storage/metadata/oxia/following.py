@@ -10,8 +10,7 @@ import structlog
 from storage.errors import Unavailable
 from storage.metadata.oxia import wire_pb2 as wire
 from storage.metadata.oxia.assignments import ShardClaim
-from storage.metadata.oxia.calls import CallFailed, ShardCalls
-from storage.metadata.oxia.failures import CallFate, Failure, read_failure
+from storage.metadata.oxia.calls import CallFailed, CallFate, Failure, ShardCalls, read_failure
 from storage.metadata.oxia.location import OxiaLocation
 
 STREAMS_MAX: Final = 3

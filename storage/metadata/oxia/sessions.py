@@ -13,8 +13,7 @@ import grpc
 
 from storage.errors import OutcomeUnknown, StorageError, Unavailable
 from storage.metadata.oxia import wire_pb2 as wire
-from storage.metadata.oxia.calls import CallFailed, ShardCalls, unreadable
-from storage.metadata.oxia.failures import CallFate, read_failure
+from storage.metadata.oxia.calls import CallFailed, CallFate, ShardCalls, read_failure, unreadable
 from storage.metadata.oxia.nodes import OxiaNode
 
 KEEP_ALIVES_PER_TIMEOUT: Final = 3

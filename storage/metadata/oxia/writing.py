@@ -16,8 +16,7 @@ import structlog
 
 from storage.errors import Unavailable
 from storage.metadata.oxia import wire_pb2 as wire
-from storage.metadata.oxia.calls import ShardCalls, unreadable
-from storage.metadata.oxia.failures import CallFate, Failure
+from storage.metadata.oxia.calls import CallFate, Failure, ShardCalls, unreadable
 from storage.metadata.oxia.sessions import NOBODYS, Sessions
 from storage.metadata.oxia.write_request import Together, UnreadableAnswer, Write, check_ops, decode, encode
 from storage.metadata.port import Applied, NotApplied, Put, Status, Unknown, WriteOp, WriteOutcome

@@ -1,7 +1,7 @@
 import grpc
 import pytest
 
-from storage.metadata.oxia.failures import CallFate, read_failure
+from storage.metadata.oxia.calls import CallFate, read_failure
 
 REFUSED = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote host: Connection refused"
 
