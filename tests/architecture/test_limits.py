@@ -123,8 +123,6 @@ ELSEWHERE: Final = {
     "storage/metadata/oxia/store.py SESSION_TIMEOUT_MS_MAX": "of a broker's own session",
     "storage/metadata/oxia/nodes.py RECONNECT_BACKOFF_MS_MAX": "a pause",
     "storage/metadata/oxia/calls.py PAUSE_S_MAX": "a pause",
-    "storage/metadata/oxia/following.py PAUSE_S_MAX": "a pause",
-    "storage/metadata/oxia/notifications.py PAUSE_S_MAX": "a pause",
     "storage/objects/s3/limits.py S3Limits.pause_s_max": "a pause",
     "storage/objects/hedged.py BUDGET_MAX": "second requests that were saved up: none of them is needed",
     "storage/objects/block_folder.py LISTED_MAX": "files of one object; blocks in others are read from the store",

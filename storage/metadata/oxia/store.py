@@ -16,10 +16,9 @@ from storage.metadata.hints import Hints
 from storage.metadata.keys import CLUSTER
 from storage.metadata.oxia.assignments import Assignments
 from storage.metadata.oxia.calls import ShardCalls
-from storage.metadata.oxia.following import AssignmentFollower
+from storage.metadata.oxia.following import AssignmentFollower, NotificationFollower
 from storage.metadata.oxia.location import OxiaLocation
 from storage.metadata.oxia.nodes import CLOSE_TIMEOUT_S, Nodes, Token
-from storage.metadata.oxia.notifications import NotificationFollower
 from storage.metadata.oxia.reading import OxiaReader
 from storage.metadata.oxia.sessions import Sessions
 from storage.metadata.oxia.writing import Writing
