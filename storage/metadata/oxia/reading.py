@@ -10,7 +10,7 @@ from storage.errors import Unavailable
 from storage.metadata.oxia import wire_pb2 as wire
 from storage.metadata.oxia.calls import CallFailed, CallFate, Failure, Patience, ShardCalls
 from storage.metadata.oxia.nodes import OxiaNode
-from storage.metadata.oxia.one_parent import is_empty, parent_of
+from storage.metadata.oxia.requests import is_empty, parent_of
 from storage.metadata.port import Key, Record
 
 GETS_MAX: Final = 1_000

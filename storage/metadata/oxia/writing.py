@@ -17,8 +17,8 @@ import structlog
 from storage.errors import Unavailable
 from storage.metadata.oxia import wire_pb2 as wire
 from storage.metadata.oxia.calls import CallFate, Failure, ShardCalls, unreadable
+from storage.metadata.oxia.requests import Together, UnreadableAnswer, Write, check_ops, decode, encode
 from storage.metadata.oxia.sessions import NOBODYS, Sessions
-from storage.metadata.oxia.write_request import Together, UnreadableAnswer, Write, check_ops, decode, encode
 from storage.metadata.port import Applied, NotApplied, Put, Status, Unknown, WriteOp, WriteOutcome
 
 DEADLINE_S: Final = 5.0

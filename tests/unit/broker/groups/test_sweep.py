@@ -21,7 +21,7 @@ from storage.catalog.groups import topics_key
 from storage.errors import Unavailable
 from storage.metadata import keys
 from storage.metadata.keys import GroupKeys
-from storage.metadata.oxia.write_request import check_ops
+from storage.metadata.oxia.requests import check_ops
 from storage.metadata.port import Put, WriteOp
 from storage.vocabulary import PartitionId
 from tests.kit.coordinating import FIRST, Node, committed, join_of, of_member, simple, stable, world

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from storage.limits import METADATA_VALUE_BYTES_MAX, WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX
 from storage.metadata.oxia import wire_pb2 as wire
-from storage.metadata.oxia.write_request import Together, UnreadableAnswer, Write, check_ops, decode, encode
+from storage.metadata.oxia.requests import Together, UnreadableAnswer, Write, check_ops, decode, encode
 from storage.metadata.port import ABSENT, Delete, DeleteRange, Key, OpResult, Put, Status, WriteOp
 
 K = Key("a/b", "a")

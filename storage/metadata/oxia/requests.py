@@ -1,8 +1,10 @@
-"""Writes as Oxia's message, and its answer as results of the port's ops. Pure.
+"""The port's writes and ranges in Oxia's words: writes as one message, its answer as results of the port's ops. Pure.
 
 The message has no order between kinds: Oxia applies puts, then deletes, then range deletes, each in the order given, as the port says.
 So writes that wait for the same shard may travel together when doing so is the same as carrying them out one after the other:
 no op of a later write may be of a kind that comes before one of an earlier write.
+
+Ranges of keys mean the same in every key sorting that Oxia has had if they are under one parent: there are no others.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +12,6 @@ from typing import Final, NamedTuple
 
 from storage.limits import METADATA_VALUE_BYTES_MAX, WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX
 from storage.metadata.oxia import wire_pb2 as wire
-from storage.metadata.oxia.one_parent import is_empty
 from storage.metadata.port import Delete, DeleteRange, OpResult, Put, Status, WriteOp
 
 _STATUS: Final = {
@@ -19,9 +20,24 @@ _STATUS: Final = {
     wire.UNEXPECTED_VERSION_ID: Status.UNEXPECTED_VERSION,
     wire.SESSION_DOES_NOT_EXIST: Status.SESSION_DOES_NOT_EXIST,
 }
-_RESULT_WITHOUT_VERSION: Final = {number: OpResult(status, None) for number, status in _STATUS.items()}
 _OK: Final = OpResult(Status.OK, None)
 _RANK: Final[dict[type, int]] = {Put: 0, Delete: 1, DeleteRange: 2}
+
+
+def parent_of(path: str) -> str:
+    """Up to its last slash; empty when there is none."""
+    return path.rpartition("/")[0]
+
+
+def is_empty(start: str, end: str) -> bool:
+    """Whether [start, end) has no keys whatever is stored: Oxia is not asked what it does with a range whose end comes first."""
+    assert start.count("/") == end.count("/"), f"a range has one depth: {start=} {end=}"
+    assert parent_of(start) == parent_of(end), f"a range stays under one parent: {start=} {end=}"
+    # Code points sort as their UTF-8 does.
+    return start >= end
+
+
+_RESULT_WITHOUT_VERSION: Final = {number: OpResult(status, None) for number, status in _STATUS.items()}
 
 
 class UnreadableAnswer(Exception):
