@@ -119,6 +119,7 @@ ELSEWHERE: Final = {
     "storage/metadata/sqlite/commits.py CHANGE_PATHS_MAX": "in one hint: without it everything is looked at",
     "storage/metadata/oxia/assignments.py SOURCES_MAX": "servers of the operator's Oxia",
     "storage/metadata/oxia/following.py STREAMS_MAX": "streams from the operator's Oxia",
+    "storage/metadata/oxia/following.py PAUSE_S_MAX": "a pause",
     "storage/metadata/oxia/store.py GETS_MAX": "keys in one read",
     "storage/metadata/oxia/store.py SESSION_TIMEOUT_MS_MAX": "of a broker's own session",
     "storage/metadata/oxia/nodes.py RECONNECT_BACKOFF_MS_MAX": "a pause",

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from runtime.supervision import Nursery
 from storage.errors import Unavailable
-from storage.metadata.oxia import direct, writing
+from storage.metadata.oxia import nodes, writing
 from storage.metadata.oxia.http2 import HELLO, REQUEST_BYTES_MAX
 from storage.metadata.oxia.location import OxiaAccess
 from storage.metadata.oxia.nodes import tls_context
@@ -175,7 +175,7 @@ async def test_the_token_goes_along(tmp_path: Path) -> None:
 
 
 async def test_with_a_token_that_is_too_long_for_it_requests_go_through_grpc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "HEADERS_BYTES_MAX", 200)
+    monkeypatch.setattr(nodes, "HEADERS_BYTES_MAX", 200)
     (tmp_path / "token").write_text("t" * 200)
     carriers = Carriers()
     async with (
@@ -261,7 +261,7 @@ async def test_a_deadline_on_a_connection_that_answers_others_ends_one_request_o
 async def test_a_node_that_takes_no_connection_of_our_own_is_asked_through_grpc_and_the_log_says_so_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(direct, "CONNECT_PAUSE_S", 0.0)
+    monkeypatch.setattr(nodes, "CONNECT_PAUSE_S", 0.0)
     carriers = Carriers()
     with capture_logs() as logged:
         async with played(interceptors=[carriers]) as node, relayed(node) as relay, opened(f"oxia://{node.address}/ns") as store:
@@ -283,7 +283,7 @@ async def test_a_node_that_takes_no_connection_of_our_own_is_asked_through_grpc_
 async def test_a_node_whose_connections_break_under_their_first_request_is_asked_so_ever_more_rarely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(direct, "CONNECT_PAUSE_S", 0.05)
+    monkeypatch.setattr(nodes, "CONNECT_PAUSE_S", 0.05)
     carriers = Carriers()
     with capture_logs() as logged:
         async with played(interceptors=[carriers]) as node, relayed(node) as relay, opened(f"oxia://{node.address}/ns") as store:
@@ -304,12 +304,12 @@ async def test_a_node_whose_connections_break_under_their_first_request_is_asked
 async def test_a_connection_that_breaks_under_many_requests_has_failed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
-    def note(calls: direct.DirectCalls, cause: str) -> None:
+    def note(calls: nodes.DirectCalls, cause: str) -> None:
         pauses.append(calls._pause_s)
         note_failure(calls, cause)
 
-    note_failure = direct.DirectCalls._note_failure
-    monkeypatch.setattr(direct.DirectCalls, "_note_failure", note)
+    note_failure = nodes.DirectCalls._note_failure
+    monkeypatch.setattr(nodes.DirectCalls, "_note_failure", note)
     async with played() as node, relayed(node) as relay, opened(f"oxia://{node.address}/ns") as store:
         relay.drops_direct_requests = True
         await store.probe()
@@ -317,7 +317,7 @@ async def test_a_connection_that_breaks_under_many_requests_has_failed_once(monk
         results = await asyncio.gather(*(store.get_many([KEY]) for _ in range(10)))
 
     assert None not in [record for (record,) in results]
-    assert pauses == [direct.CONNECT_PAUSE_S]
+    assert pauses == [nodes.CONNECT_PAUSE_S]
 
 
 async def test_who_waits_when_the_store_is_closed_hears_of_it_at_once() -> None:
@@ -372,7 +372,7 @@ async def test_a_node_whose_certificate_is_another_s_is_not_connected_to(case: s
     access = OxiaAccess(tls=True, ca_file=str(ours.ca_file))
     server_name = "oxia.example" if case == "of another authority" else None
     async with played(credentials=grpc.ssl_server_credentials([pair.pem])) as node, Nursery() as nursery:
-        calls = direct.DirectCalls(
+        calls = nodes.DirectCalls(
             node.address,
             service="/",
             tls=tls_context(access),
@@ -392,9 +392,9 @@ async def test_a_node_whose_certificate_is_another_s_is_not_connected_to(case: s
         assert not calls.has_room_for("Read", b"")
 
 
-def calls_to(address: str, spawn: Callable[[Any, str], object], *, server_name: str | None = None) -> direct.DirectCalls:
+def calls_to(address: str, spawn: Callable[[Any, str], object], *, server_name: str | None = None) -> nodes.DirectCalls:
     tls = None if server_name is None else tls_context(OxiaAccess(tls=True))
-    return direct.DirectCalls(address, service="/", tls=tls, server_name=server_name, token=None, spawn=spawn)
+    return nodes.DirectCalls(address, service="/", tls=tls, server_name=server_name, token=None, spawn=spawn)
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ async def test_an_answer_counts_though_nobody_runs_tasks_any_more() -> None:
 
 def test_what_a_connection_holds_unsent_ends_with_it_and_a_peer_that_takes_nothing_ends_it_soon() -> None:
     with socket.socket() as unconnected:
-        direct.set_options(unconnected)
+        nodes.set_options(unconnected)
 
         assert struct.unpack("ii", unconnected.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)) == (1, 0)
         assert unconnected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == writing.DEADLINE_S * 1_000
