@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from storage.limits import BLOCK_BYTES
-from storage.objects.naming import KEY_LENGTH_MAX
+from storage.objects.port import KEY_LENGTH_MAX
 from storage.verify.inventory import kind_of_object
 from storage.vocabulary import Buffer
 

@@ -15,8 +15,7 @@ from storage.errors import AlreadyExists, StorageError, Unavailable
 from storage.limits import KIB, MIB
 from storage.metadata import keys
 from storage.metadata.port import Applied, Delete, MetadataStore, Put
-from storage.objects.naming import PROBES
-from storage.objects.port import ObjectStore
+from storage.objects.port import PROBES, ObjectStore
 from storage.objects.requests import caused_by
 from storage.outcomes import Outcomes, StoreOutcomes
 

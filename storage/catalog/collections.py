@@ -34,8 +34,7 @@ from storage.metadata import keys
 from storage.metadata.keys import COLLECTIONS, PartitionKeys, partition_of_control
 from storage.metadata.port import ABSENT, MetadataStore, NotApplied, OpResult, Put, Record, Unknown
 from storage.metadata.version_watch import CertainRead, PutControl, read_certainly
-from storage.objects.naming import MARKERS
-from storage.objects.port import ObjectStore
+from storage.objects.port import MARKERS, ObjectStore
 from storage.objects.requests import caused_by
 from storage.vocabulary import ObjectId, PartitionId, TopicId
 

@@ -33,8 +33,7 @@ from storage.limits import WAL_OBJECT_SLICES_MAX
 from storage.metadata import keys
 from storage.metadata.keys import CLUSTER, ZONE_SECRET
 from storage.metadata.port import ABSENT, Key, MetadataStore, NotApplied, Put, Record, Unknown
-from storage.objects.naming import MARKER
-from storage.objects.port import ObjectStore
+from storage.objects.port import MARKER, ObjectStore
 from storage.vocabulary import PartitionId
 
 CLUSTER_FMT: Final = 1

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from storage.errors import AlreadyExists, EndsEarly, NotFound, Unavailable
-from storage.objects.naming import PROBES
-from storage.objects.port import ObjectStat, ObjectStore, UnfinishedUpload
+from storage.objects.port import PROBES, ObjectStat, ObjectStore, UnfinishedUpload
 from storage.objects.requests import KEYS_PER_REQUEST, UPLOAD_PART_BYTES, RequestAnswer, RequestKind, RequestMeter
 from storage.vocabulary import Buffer
 

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from storage.limits import BLOCK_BYTES
-from storage.objects.naming import TEMPORARY_FOLDER, is_segment
+from storage.objects.port import TEMPORARY_FOLDER, is_segment
 from storage.objects.temporaries import Temporaries, discard, write_all
 from storage.objects.unbuffered import read_parts, write_unbuffered
 from storage.views import cut_views

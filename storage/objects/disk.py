@@ -22,8 +22,7 @@ from runtime.clock import Clock
 from runtime.ids import IdSource
 from storage.errors import AlreadyExists, EndsEarly, NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.objects.folders import Folders, make_durably, sync_folder
-from storage.objects.naming import TEMPORARY_FOLDER, check_key
-from storage.objects.port import ObjectStat, UnfinishedUpload, no_uploads
+from storage.objects.port import TEMPORARY_FOLDER, ObjectStat, UnfinishedUpload, check_key, no_uploads
 from storage.objects.temporaries import Temporaries, discard, write_all
 from storage.objects.unbuffered import read_parts, read_whole, write_unbuffered
 from storage.objects.walk import walk

@@ -9,8 +9,7 @@ from prometheus_client import Counter, Histogram
 from runtime.clock import Clock
 from runtime.telemetry import FEWER_SECONDS_BUCKETS, Children, Metric, Telemetry
 from storage.errors import AlreadyExists, EndsEarly, NotFound, Unavailable
-from storage.objects.naming import MARKER, PROBES
-from storage.objects.port import ObjectStat, ObjectStore, UnfinishedUpload
+from storage.objects.port import MARKER, PROBES, ObjectStat, ObjectStore, UnfinishedUpload
 from storage.outcomes import Outcomes, StoreOutcomes
 from storage.vocabulary import Buffer
 

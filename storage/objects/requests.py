@@ -13,7 +13,7 @@ from prometheus_client import Counter
 
 from runtime.telemetry import Metric, Telemetry
 from storage.limits import MIB
-from storage.objects.naming import MARKERS, PROBES
+from storage.objects.port import MARKERS, PROBES
 
 RequestKind = Literal["put", "get", "ranged_get", "head", "list", "delete", "upload_begin", "upload_part", "upload_finish", "abort"]
 RequestCause = Literal[

@@ -8,8 +8,7 @@ because no key is a path prefix of another.
 import os
 from collections.abc import Iterator
 
-from storage.objects.naming import TEMPORARY_FOLDER, is_key, is_segment
-from storage.objects.port import ObjectStat
+from storage.objects.port import TEMPORARY_FOLDER, ObjectStat, is_key, is_segment
 
 
 def walk(root: str, *, prefix: str, start_after: str) -> Iterator[ObjectStat]:

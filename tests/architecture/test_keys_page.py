@@ -15,7 +15,7 @@ from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
 from storage.metadata import keys
 from storage.metadata.port import Key
-from storage.objects.naming import PROBES, TEMPORARY_FOLDER
+from storage.objects.port import PROBES, TEMPORARY_FOLDER
 from storage.vocabulary import ObjectId, PartitionId, TopicId
 
 PAGE: Final = (Path(__file__).parents[2] / "docs/design/keys.md").read_text()

@@ -52,7 +52,7 @@ ELSEWHERE: Final = {
     "storage/limits.py SEGMENT_BLOCKS_MAX": "in an object that only this program makes",
     "storage/limits.py SEGMENT_FOOTER_BYTES_MAX": "in an object that only this program makes",
     "storage/catalog/brokers.py BROKER_ID_MAX": "the numbers that an id may be",
-    "storage/objects/naming.py KEY_LENGTH_MAX": "names that only this program makes",
+    "storage/objects/port.py KEY_LENGTH_MAX": "names that only this program makes",
     "storage/objects/s3/location.py PREFIX_LENGTH_MAX": "a part of storage.url",
     "storage/catalog/identity.py MARKER_BYTES_MAX": "an object that is read at the start",
     "storage/catalog/collections.py COUNT_BYTES_MAX": "an object that only this program makes",

@@ -8,8 +8,7 @@ from typing import Final, NoReturn
 from runtime.ulid import ULID_LENGTH, decode_ulid, encode_ulid
 from storage.errors import EndsEarly, NotFound
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
-from storage.objects.naming import check_key
-from storage.objects.port import ObjectStat, UnfinishedUpload, no_uploads
+from storage.objects.port import ObjectStat, UnfinishedUpload, check_key, no_uploads
 from storage.vocabulary import Buffer, ObjectId, PartitionId
 
 LIST_PAGE: Final = 1_000

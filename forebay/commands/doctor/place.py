@@ -8,7 +8,7 @@ from typing import Final
 
 from process import preflight
 from process.settings.urls import has_path, path_of, scheme_of
-from storage.objects.naming import TEMPORARY_FOLDER
+from storage.objects.port import TEMPORARY_FOLDER
 
 TRIAL_PREFIX: Final = ".forebay-doctor-"
 

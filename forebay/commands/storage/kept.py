@@ -19,7 +19,7 @@ from storage.errors import NotFound
 from storage.formats.control import SegmentEntry
 from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
-from storage.objects.naming import is_key
+from storage.objects.port import is_key
 from storage.opening import Stores
 from storage.verify.active_partitions import ActivePartition, active_partitions, side_by_side
 from storage.verify.inventory import kind_of_object, objects_under

@@ -17,8 +17,7 @@ from forebay.commands.storage.views import object_table, objects_table, partitio
 from forebay.kafka_client.options import Terminal
 from runtime.clock import SystemClock
 from storage.errors import NotFound
-from storage.objects.naming import is_key
-from storage.objects.port import ObjectStat
+from storage.objects.port import ObjectStat, is_key
 from storage.opening import Stores
 from storage.verify.inventory import Inventory, StoreTotals, objects_under
 from storage.verify.partition_totals import PartitionTotal, partition_totals

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from storage.objects.naming import is_key
+from storage.objects.port import is_key
 
 FORM: Final = "s3://bucket/prefix?endpoint=https://host&region=name&path_style=true"
 PARAMETERS: Final = ("endpoint", "region", "path_style", "ca_file")

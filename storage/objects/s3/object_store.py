@@ -17,8 +17,7 @@ from runtime.ids import IdSource
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import AlreadyExists, EndsEarly, NotFound, OutcomeUnknown, Unavailable
 from storage.limits import MIB
-from storage.objects.naming import check_key, is_key
-from storage.objects.port import ObjectStat, UnfinishedUpload
+from storage.objects.port import ObjectStat, UnfinishedUpload, check_key, is_key
 from storage.objects.requests import KEYS_PER_REQUEST, caused_by
 from storage.objects.s3.backoff import Backoff
 from storage.objects.s3.client import ControlClient, DataClient, UndeletedKey

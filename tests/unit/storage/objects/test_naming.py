@@ -1,6 +1,6 @@
 import pytest
 
-from storage.objects.naming import check_key, is_key, is_segment
+from storage.objects.port import check_key, is_key, is_segment
 from tests.kit.objects_contract import ILLEGAL_KEYS
 
 
