@@ -27,14 +27,13 @@ from storage.metadata.port import MetadataStore, TellsTime
 from storage.metadata.sqlite.file import FILE_LOST
 from storage.metadata.sqlite.store import SqliteMetadataStore
 from storage.metadata.version_watch import VersionWatch
-from storage.objects.as_s3 import CountedAsS3
 from storage.objects.block_folder import BlockFolder
 from storage.objects.disk import DiskObjectStore
 from storage.objects.hedged import HedgedObjectStore
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.metered import MeteredObjectStore
 from storage.objects.port import ObjectStore
-from storage.objects.requests import RequestMeter
+from storage.objects.requests import CountedAsS3, RequestMeter
 from storage.objects.shared_blocks import THREADS, SharedBlocks
 from storage.outcomes import StoreOutcomes
 

@@ -10,10 +10,9 @@ import pytest
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
 from storage.errors import StorageError
-from storage.objects.as_s3 import CountedAsS3
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.port import ObjectStore
-from storage.objects.requests import CAUSE, RequestMeter, attempted, caused_by
+from storage.objects.requests import CAUSE, CountedAsS3, RequestMeter, attempted, caused_by
 from tests.kit.objects_contract import ObjectStoreContract
 
 
