@@ -1,42 +1,148 @@
 """Objects as files below one folder, which several processes of one machine may share.
 
-    root/.tmp/{owner}-{n}      being written; locked by its writer (temporaries.py)
+    root/.tmp/{owner}-{n}      being written; locked by its writer (files.py)
     root/{key}                 an object: whole, synced, never changed
 
 A put writes and syncs a temporary file and then links it to its name: the link succeeds once per name, and a reader
 sees all of the object or nothing. A kill at any moment leaves at most a temporary file, which the next `open` removes.
+`Folders` makes folders on demand, durable before a file in them counts; `walk` lists objects in the byte order of whole keys.
 """
 
 import errno
 import os
 import stat
 import threading
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import Final, Self, TypeVar
 
 from runtime.blocking import Blocking
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from storage.errors import AlreadyExists, EndsEarly, NotFound, OutcomeUnknown, StorageError, Unavailable
-from storage.objects.folders import Folders, make_durably, sync_folder
-from storage.objects.port import TEMPORARY_FOLDER, ObjectStat, UnfinishedUpload, check_key, no_uploads
+from storage.objects.port import TEMPORARY_FOLDER, ObjectStat, UnfinishedUpload, check_key, is_key, is_segment, no_uploads
 from storage.objects.temporaries import Temporaries, discard, write_all
 from storage.objects.unbuffered import read_parts, read_whole, write_unbuffered
-from storage.objects.walk import walk
 from storage.vocabulary import Buffer
 
+FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+FOLDER_MODE: Final = 0o755
 LIST_CHUNK_OBJECTS: Final = 1_000
 DELETE_CHUNK_OBJECTS: Final = 1_000
 FOLDERS_HELD_MAX: Final = 64
 LINK_ATTEMPTS_MAX: Final = 100
 """Each attempt but the last met a delete that removed the emptied folder at the same moment."""
+_AMBIGUOUS: Final = frozenset({errno.EIO, errno.ETIMEDOUT})
 
 T = TypeVar("T")
 
-_AMBIGUOUS: Final = frozenset({errno.EIO, errno.ETIMEDOUT})
+
+def sync_folder(path: str) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(path, FOLDER_FLAGS)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_durably(path: str) -> None:
+    """Make a folder and the missing ones above it; sync the folder above each."""
+    if os.path.isdir(path):
+        return
+    above = os.path.dirname(path)
+    if above != path:
+        make_durably(above)
+    with suppress(FileExistsError):
+        os.mkdir(path, FOLDER_MODE)
+    sync_folder(above)
+
+
+class Folders:
+    """The folders below `root` whose way down from it this process has synced, held open, at most `held_max` of them.
+
+    Folders are named by their path from `root`, which itself is the empty path and must exist. Thread-safe.
+    """
+
+    def __init__(self, root: str, *, held_max: int) -> None:
+        assert held_max > 0
+        self._root = root
+        self._held_max = held_max
+        self._held: OrderedDict[str, int] = OrderedDict()
+        self._lock = Lock()
+
+    def open(self, folder: str) -> int:
+        """A descriptor for the caller to use and close. The folder is made if it is missing; the way to it is durable.
+
+        Raise FileNotFoundError if somebody removed a folder on the way meanwhile: call `forget` and try again.
+        """
+        with self._lock:
+            held = self._held.get(folder)
+            if held is not None:
+                self._held.move_to_end(folder)
+                # Not a duplicate: that would share the error state, and of two threads that sync one would miss an error.
+                return os.open(".", FOLDER_FLAGS, dir_fd=held)
+        descriptor = self._settle(folder)
+        with self._lock:
+            if folder not in self._held:
+                self._held[folder] = os.dup(descriptor)
+                if len(self._held) > self._held_max:
+                    os.close(self._held.popitem(last=False)[1])
+        return descriptor
+
+    def forget(self, folder: str) -> None:
+        """Hold neither `folder` nor those above it any more: one of them was removed."""
+        with self._lock:
+            while True:
+                held = self._held.pop(folder, None)
+                if held is not None:
+                    os.close(held)
+                if not folder:
+                    return
+                folder = folder.rpartition("/")[0]
+
+    def close(self) -> None:
+        """Hold nothing from now on. Calls that have begun may still use `open`."""
+        with self._lock:
+            self._held_max = 0
+            while self._held:
+                os.close(self._held.popitem()[1])
+
+    def _settle(self, folder: str) -> int:
+        if not folder:
+            return os.open(self._root, FOLDER_FLAGS)
+        above, _, name = folder.rpartition("/")
+        above_descriptor = self.open(above)
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(name, FOLDER_MODE, dir_fd=above_descriptor)
+            descriptor = os.open(name, FOLDER_FLAGS, dir_fd=above_descriptor)
+            try:
+                # Also when another process made it: that one may not have come to its own sync yet.
+                os.fsync(above_descriptor)
+            except OSError:
+                os.close(descriptor)
+                raise
+            return descriptor
+        finally:
+            os.close(above_descriptor)
+
+
+def walk(root: str, *, prefix: str, start_after: str) -> Iterator[ObjectStat]:
+    """Objects below `root` whose key starts with `prefix` and is greater than `start_after`. Blocking; OSError passes.
+
+    Lazy: it reads a folder when it comes to it, and holds the names in the folders on the way to the current object.
+    Objects and folders that vanish meanwhile are left out. Names that no key has are ignored.
+    """
+    folder = prefix[: prefix.rfind("/") + 1]
+    # A prefix is any string: one such as `../` must not lead out of the root.
+    if not folder or is_key(folder[:-1]):
+        yield from _walk_folder(root, folder, prefix, start_after)
 
 
 class DiskObjectStore:
@@ -288,3 +394,37 @@ class DiskObjectStore:
             case _:
                 text = f"folder cannot be used ({reason}). Check its file system, or choose another folder."
         return Unavailable(f"storage.url {self._uri}: {text}")
+
+
+def _walk_folder(root: str, folder: str, prefix: str, start_after: str) -> Iterator[ObjectStat]:
+    """`folder` is empty or ends in a slash."""
+    for name in _sorted_children(f"{root}/{folder}"):
+        key = folder + name
+        if name.endswith("/"):
+            may_match = key.startswith(prefix) or prefix.startswith(key)
+            may_be_after = key > start_after or start_after.startswith(key)
+            if may_match and may_be_after and key != f"{TEMPORARY_FOLDER}/":
+                yield from _walk_folder(root, key, prefix, start_after)
+        elif key > start_after and key.startswith(prefix):
+            try:
+                status = os.stat(f"{root}/{key}")
+            except FileNotFoundError:
+                continue
+            yield ObjectStat(key, status.st_size, status.st_mtime_ns // 1_000_000)
+
+
+def _sorted_children(path: str) -> list[str]:
+    names = []
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if not is_segment(entry.name):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    names.append(f"{entry.name}/")
+                elif entry.is_file(follow_symlinks=False):
+                    names.append(entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    names.sort()
+    return names

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.objects.folders import Folders, make_durably
+from storage.objects.disk import Folders, make_durably
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.objects.walk import walk
+from storage.objects.disk import walk
 
 SEGMENTS = st.text(alphabet="-.0/A_a", min_size=1, max_size=3).filter(lambda text: "/" not in text and text not in {".", ".."})
 KEYS = st.lists(SEGMENTS, min_size=1, max_size=4).map("/".join)
