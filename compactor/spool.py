@@ -1,6 +1,6 @@
 """Bytes that wait for their turn: in memory up to a bound, else in files without names. One round of compactions long.
 
-Files are written and read past the page cache (storage/objects/unbuffered.py): on a virtual machine its pages cost 2 CPU seconds per GiB.
+Files are written and read past the page cache (storage/objects/files.py): on a virtual machine its pages cost 2 CPU seconds per GiB.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Final
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from runtime.blocking import Blocking
 from storage.errors import Unavailable
-from storage.objects.unbuffered import read_own_unbuffered, write_unbuffered
+from storage.objects.files import read_own_unbuffered, write_unbuffered
 from storage.vocabulary import Buffer
 
 FILES_MAX: Final = 256

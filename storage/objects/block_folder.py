@@ -26,9 +26,8 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from storage.limits import BLOCK_BYTES
+from storage.objects.files import Temporaries, discard, read_parts, write_all, write_unbuffered
 from storage.objects.port import TEMPORARY_FOLDER, is_segment
-from storage.objects.temporaries import Temporaries, discard, write_all
-from storage.objects.unbuffered import read_parts, write_unbuffered
 from storage.views import cut_views
 from storage.vocabulary import Buffer
 

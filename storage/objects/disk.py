@@ -25,9 +25,8 @@ from runtime.blocking import Blocking
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from storage.errors import AlreadyExists, EndsEarly, NotFound, OutcomeUnknown, StorageError, Unavailable
+from storage.objects.files import Temporaries, discard, read_parts, read_whole, write_all, write_unbuffered
 from storage.objects.port import TEMPORARY_FOLDER, ObjectStat, UnfinishedUpload, check_key, is_key, is_segment, no_uploads
-from storage.objects.temporaries import Temporaries, discard, write_all
-from storage.objects.unbuffered import read_parts, read_whole, write_unbuffered
 from storage.vocabulary import Buffer
 
 FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

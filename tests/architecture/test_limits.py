@@ -91,7 +91,7 @@ ELSEWHERE: Final = {
     "storage/cache/limits.py FETCH_BLOCKS_MAX": "the size of a GET",
     "storage/log/limits.py LogLimits.whole_segment_bytes_max": "what is larger is read in blocks, and its footer with a GET of its own",
     "storage/log/limits.py LogLimits.ahead_gap_bytes_max": "what is fetched for nothing with a GET",
-    "storage/objects/unbuffered.py PARTS_MAX": "what is read in more parts is read the ordinary way",
+    "storage/objects/files.py PARTS_MAX": "what is read in more parts is read the ordinary way",
     "storage/cache/eviction.py AGED_AT_ONCE_MAX": "pieces that change their order in one go",
     "broker/handlers/log/fetch.py COPIED_SHARE_MAX": "what is copied of an answer; PINNED_BYTES_MAX bounds what it keeps alive",
     "process/cost/prices.py PRICE_MAX": "a slip in the operator's own file",

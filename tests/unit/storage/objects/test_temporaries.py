@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.objects.temporaries import Temporaries, discard
+from storage.objects.files import Temporaries, discard
 
 
 def test_each_file_is_new_and_stays_while_its_writer_lives(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage.objects import unbuffered
-from storage.objects.unbuffered import (
+from storage.objects import files
+from storage.objects.files import (
     ALIGNMENT_BYTES,
     BUFFER_BYTES,
     PARTS_MAX,
@@ -65,7 +65,7 @@ def test_a_small_body_is_left_to_the_ordinary_way(tmp_path: Path) -> None:
 
 
 def test_a_file_system_that_refuses_is_written_the_ordinary_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unbuffered, "_O_DIRECT", 0)
+    monkeypatch.setattr(files, "_O_DIRECT", 0)
     descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     try:
         assert not write_unbuffered(descriptor, [bytes(WORTHWHILE_BYTES)])

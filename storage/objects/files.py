@@ -1,17 +1,23 @@
-"""File I/O past the page cache (O_DIRECT), through one aligned buffer per thread that is used again and again.
+"""Files that stores on a disk read and write: past the page cache, and under temporary names while they are being written.
 
 Objects are written once and read through a cache of our own, so the kernel's pages would be made, copied to and dropped for nothing: on a
-virtual machine that alone costs 1 to 2 CPU seconds per GiB, against 0.1 for this (docs/adr/0005-unbuffered-files.md). A file system that
-does not know O_DIRECT is written and read the ordinary way; so are small bodies, for which a page or two is cheaper than a copy.
+virtual machine that alone costs 1 to 2 CPU seconds per GiB, against 0.1 for O_DIRECT through one aligned buffer per thread
+(docs/adr/0005-unbuffered-files.md). A file system that does not know O_DIRECT is written and read the ordinary way; so are small bodies,
+for which a page or two is cheaper than a copy.
+
+A temporary file has one name and one writer, who holds a lock on it (flock). The operating system drops the lock of a process that
+ends, however it ends, so a file whose lock can be taken has no writer: `Temporaries.sweep` needs no clock and no list of processes.
 """
 
 import ctypes
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Final
 
@@ -26,8 +32,10 @@ BUFFER_BYTES: Final = BLOCK_BYTES + 2 * ALIGNMENT_BYTES
 WORTHWHILE_BYTES: Final = 128 * KIB
 PARTS_MAX: Final = 256
 """A call of the system takes 1,024."""
-
 _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
+_BUFFERS_PER_CALL_MAX: Final = os.sysconf("SC_IOV_MAX")
+_CREATE_ATTEMPTS_MAX: Final = 16
+
 _local: Final = threading.local()
 _new_bytearray: Final[Callable[[None, int], bytearray]] = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
     ("PyByteArray_FromStringAndSize", ctypes.pythonapi)
@@ -135,6 +143,69 @@ def read_parts_unbuffered(descriptor: int, start: int, end: int, *, part_bytes: 
     return [view.toreadonly() for view in cut_views(views, start - first, end - first)]
 
 
+class Temporaries:
+    """Makes files in `folder`, which must exist; no other instance on the folder has the same `owner`. Thread-safe."""
+
+    def __init__(self, folder: str, *, owner: str) -> None:
+        self._folder = folder
+        self._owner = owner
+        self._numbers = itertools.count()
+
+    def create(self) -> tuple[int, str]:
+        """A new, empty, locked file: its descriptor and its path. Hand both to `discard`, whatever happens."""
+        for _ in range(_CREATE_ATTEMPTS_MAX):
+            path = f"{self._folder}/{self._owner}-{next(self._numbers)}"
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            try:
+                if _take_lock(descriptor) and os.fstat(descriptor).st_nlink == 1:
+                    return descriptor, path
+            except OSError:
+                discard(descriptor, path)
+                raise
+            # A sweep of another process came between the creation and the lock; it removes the file.
+            os.close(descriptor)
+        raise BlockingIOError(errno.EAGAIN, "no temporary file could be locked", self._folder)
+
+    def sweep(self) -> None:
+        """Remove the files that processes left which ended while they wrote. Files of living writers stay."""
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                try:
+                    descriptor = os.open(entry.path, os.O_RDWR | os.O_CLOEXEC)
+                except (FileNotFoundError, PermissionError):
+                    continue  # its writer was done, or it is another user's
+                try:
+                    if _take_lock(descriptor):
+                        with suppress(FileNotFoundError):
+                            os.unlink(entry.path)
+                finally:
+                    os.close(descriptor)
+
+
+def write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
+    """Write the parts one after the other without joining them, however little each call accepts."""
+    pending = list(parts)
+    done = 0
+    while done < len(pending):
+        offered = pending[done : done + _BUFFERS_PER_CALL_MAX]
+        written = os.writev(descriptor, offered)
+        if written == sum(map(len, offered)):
+            done += len(offered)
+            continue
+        while written >= len(pending[done]):
+            written -= len(pending[done])
+            done += 1
+        pending[done] = memoryview(pending[done])[written:]
+
+
+def discard(descriptor: int, path: str) -> None:
+    """Remove the file's name, then give up its lock. What cannot be removed now is left to the next sweep."""
+    with suppress(OSError):
+        os.unlink(path)
+    with suppress(OSError):
+        os.close(descriptor)
+
+
 def _fill(views: Sequence[memoryview], descriptor: int, first: int, end: int) -> bool:
     """Read into `views` from `first` on, up to `end` at least, and switch back to the page cache. False if that cannot be done."""
     size_bytes, filled = sum(map(len, views)), 0
@@ -189,3 +260,11 @@ def _write_all(descriptor: int, view: memoryview, position: int) -> None:
             # The rest of a sector can only be written the ordinary way; a full disk says so on the next call.
             _switch(descriptor, on=False)
         written += count
+
+
+def _take_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
