@@ -14,7 +14,7 @@ from runtime.telemetry import Telemetry
 from services.versitygw import S3Server
 from storage.errors import AlreadyExists, OutcomeUnknown, Unavailable
 from storage.objects.port import ObjectStore
-from storage.objects.s3.limits import DEFAULT_LIMITS, S3Limits
+from storage.objects.s3.client import DEFAULT_LIMITS, S3Limits
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName, open_s3

@@ -12,7 +12,7 @@ import pytest
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
 from storage.objects.s3 import credentials
-from storage.objects.s3.limits import S3Limits
+from storage.objects.s3.client import S3Limits
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName, open_s3

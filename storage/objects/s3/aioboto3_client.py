@@ -25,9 +25,11 @@ from storage.objects.requests import RequestMeter, attempted
 from storage.objects.s3.client import (
     CONNECT_S_MAX,
     CONNECTIONS_MAX,
+    DEFAULT_LIMITS,
     REQUEST_S_MAX,
     USER_AGENT,
     ListedPage,
+    S3Limits,
     UndeletedKey,
     UploadsPage,
     user_agent,
@@ -35,7 +37,6 @@ from storage.objects.s3.client import (
 from storage.objects.s3.credentials import FIND_S_MAX, NO_CREDENTIALS, Credentials, CredentialSource, source_of
 from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import ErrorReply, Interrupted, NoCredentials, RequestFault, Unreached, error_reply
-from storage.objects.s3.limits import DEFAULT_LIMITS, S3Limits
 from storage.objects.s3.metering import tracing
 from storage.objects.s3.proxies import Proxies
 from storage.objects.s3.tls import client_context, untrusted_of

@@ -20,12 +20,11 @@ from storage.limits import MIB
 from storage.objects.port import ObjectStat, UnfinishedUpload, check_key, is_key
 from storage.objects.requests import KEYS_PER_REQUEST, caused_by
 from storage.objects.s3.backoff import Backoff
-from storage.objects.s3.client import ControlClient, DataClient, UndeletedKey
+from storage.objects.s3.client import DEFAULT_LIMITS, ControlClient, DataClient, S3Limits, UndeletedKey
 from storage.objects.s3.credentials import CredentialSource, remedy
 from storage.objects.s3.diagnosis import Diagnosis, ProbeStep
 from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import ErrorReply, Interrupted, RequestFault, Unreached
-from storage.objects.s3.limits import DEFAULT_LIMITS, S3Limits
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.multipart import put_in_parts
 from storage.vocabulary import Buffer

@@ -18,7 +18,7 @@ from obstore.store import S3Store
 
 from storage.objects.port import ObjectStat
 from storage.objects.requests import RequestAnswer, RequestKind, RequestMeter
-from storage.objects.s3.client import CONNECT_S_MAX, CONNECTIONS_MAX, REQUEST_S_MAX, user_agent
+from storage.objects.s3.client import CONNECT_S_MAX, CONNECTIONS_MAX, DEFAULT_LIMITS, REQUEST_S_MAX, S3Limits, user_agent
 from storage.objects.s3.credentials import Credentials, CredentialSource
 from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import (
@@ -31,7 +31,6 @@ from storage.objects.s3.faults import (
     Untrusted,
     error_reply_of,
 )
-from storage.objects.s3.limits import DEFAULT_LIMITS, S3Limits
 from storage.objects.s3.metering import answer_of
 from storage.views import in_parts
 from storage.vocabulary import Buffer

@@ -9,10 +9,10 @@ from runtime.telemetry import Telemetry
 from storage.errors import Unavailable
 from storage.objects.requests import RequestMeter
 from storage.objects.s3.aioboto3_client import Aioboto3Client, credentials_for
+from storage.objects.s3.client import DEFAULT_LIMITS, S3Limits
 from storage.objects.s3.credentials import FIND_S_MAX
 from storage.objects.s3.endpoint import resolve_endpoint
 from storage.objects.s3.faults import NoCredentials
-from storage.objects.s3.limits import DEFAULT_LIMITS, S3Limits
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.obstore_client import ObstoreClient

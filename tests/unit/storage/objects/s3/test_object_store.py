@@ -11,7 +11,7 @@ import pytest
 from runtime.frames import Account, make_frame
 from runtime.telemetry import Telemetry
 from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, Unavailable
-from storage.objects.s3.limits import S3Limits
+from storage.objects.s3.client import S3Limits
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName
 from storage.vocabulary import Buffer

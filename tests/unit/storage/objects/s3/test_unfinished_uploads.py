@@ -8,7 +8,7 @@ import pytest
 
 from storage.errors import OutcomeUnknown, StorageError, Unavailable
 from storage.objects.port import UnfinishedUpload
-from storage.objects.s3.limits import S3Limits
+from storage.objects.s3.client import S3Limits
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName
 from tests.kit.opened_s3 import IN_THREE_PARTS, QUICK, SMALL_PARTS, hurry, opened
