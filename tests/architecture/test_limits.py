@@ -139,9 +139,9 @@ ELSEWHERE: Final = {
     "storage/objects/s3/client.py S3Limits.put_bytes_max": "above it an object goes in parts alone; none of ours is so large",
     "storage/objects/s3/credentials.py FIND_S_MAX": "a search for credentials in a thread of its own",
     "storage/objects/s3/credentials.py WAIT_S_MAX": "a part of one try of a request",
-    "storage/objects/s3/tls.py HEAD_BYTES_MAX": "what a proxy answers to CONNECT, while a certificate is looked at",
-    "storage/objects/s3/tls.py CAUSES_MAX": "errors behind an error that are looked through",
-    "storage/objects/s3/tls.py AUTHORITIES_EXPECTED_MAX": "which of two messages names a certificate's authority",
+    "storage/objects/s3/endpoint.py HEAD_BYTES_MAX": "what a proxy answers to CONNECT, while a certificate is looked at",
+    "storage/objects/s3/endpoint.py CAUSES_MAX": "errors behind an error that are looked through",
+    "storage/objects/s3/endpoint.py AUTHORITIES_EXPECTED_MAX": "which of two messages names a certificate's authority",
     "storage/objects/s3/obstore_client.py PARTS_MAX": "from which number on parts are joined before they are sent",
 }
 """Bounds that no client reaches, or that change nothing for any, and why."""

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from storage.errors import Unavailable
+from storage.objects.s3.endpoint import ca_file_of
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName
-from storage.objects.s3.tls import ca_file_of
 from tests.kit.botocore_clients import clients_are_made_cheaply
 from tests.kit.opened_s3 import QUICK, hurry
 from tests.kit.opened_s3 import opened as opened_s3

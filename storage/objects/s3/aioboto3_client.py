@@ -35,11 +35,9 @@ from storage.objects.s3.client import (
     user_agent,
 )
 from storage.objects.s3.credentials import FIND_S_MAX, NO_CREDENTIALS, Credentials, CredentialSource, source_of
-from storage.objects.s3.endpoint import BucketEndpoint
+from storage.objects.s3.endpoint import BucketEndpoint, Proxies, client_context, untrusted_of
 from storage.objects.s3.faults import ErrorReply, Interrupted, NoCredentials, RequestFault, Unreached, error_reply
 from storage.objects.s3.metering import tracing
-from storage.objects.s3.proxies import Proxies
-from storage.objects.s3.tls import client_context, untrusted_of
 from storage.views import in_parts
 from storage.vocabulary import Buffer
 

@@ -13,10 +13,9 @@ from runtime.ids import IdSource
 from storage.errors import NotFound, OutcomeUnknown, Unavailable
 from storage.objects.s3.client import ControlClient
 from storage.objects.s3.credentials import CredentialSource, remedy
-from storage.objects.s3.endpoint import BucketEndpoint
+from storage.objects.s3.endpoint import BucketEndpoint, describe_certificate
 from storage.objects.s3.faults import CODES_OF_REGIONS, ErrorReply, Interrupted, NoCredentials, RequestFault, Unreached, Untrusted
 from storage.objects.s3.location import S3Location
-from storage.objects.s3.tls import describe_certificate
 
 LOOK_UP_S: Final = 5.0
 """For each question asked to name an identity or a region."""

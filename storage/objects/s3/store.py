@@ -11,12 +11,11 @@ from storage.objects.requests import RequestMeter
 from storage.objects.s3.aioboto3_client import Aioboto3Client, credentials_for
 from storage.objects.s3.client import DEFAULT_LIMITS, S3Limits
 from storage.objects.s3.credentials import FIND_S_MAX
-from storage.objects.s3.endpoint import resolve_endpoint
+from storage.objects.s3.endpoint import read_authorities, resolve_endpoint
 from storage.objects.s3.faults import NoCredentials
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.obstore_client import ObstoreClient
-from storage.objects.s3.tls import read_authorities
 
 S3ClientName = Literal["obstore", "aioboto3"]
 

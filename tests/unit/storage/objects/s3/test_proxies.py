@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from storage.errors import Unavailable
-from storage.objects.s3.proxies import Route, proxies_of
+from storage.objects.s3.endpoint import Route, proxies_of
 from storage.objects.s3.store import S3ClientName
 from tests.kit.opened_s3 import hurry, opened
 from tests.kit.scripted_s3 import ScriptedS3
