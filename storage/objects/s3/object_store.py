@@ -2,13 +2,15 @@
 
 A PUT carries If-None-Match: * and a checksum, so it stores all or nothing, once per name, and may be sent again after anything.
 What a lost reply leaves open is settled by reading the object back: a name that our own bytes have is success, another's is not.
+Large objects go in parts: a part that fails is sent again alone, and the object appears with the last request, or not at all.
+`Backoff` says how long to go on trying: full jitter, so that brokers asked to slow down do not come back together.
 """
 
 import asyncio
 import hashlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Final, TypeVar
 
@@ -18,26 +20,24 @@ from runtime.telemetry import Metric, Telemetry
 from storage.errors import AlreadyExists, EndsEarly, NotFound, OutcomeUnknown, Unavailable
 from storage.limits import MIB
 from storage.objects.port import ObjectStat, UnfinishedUpload, check_key, is_key
-from storage.objects.requests import KEYS_PER_REQUEST, caused_by
-from storage.objects.s3.backoff import Backoff
+from storage.objects.requests import KEYS_PER_REQUEST, attempted, caused_by
 from storage.objects.s3.client import DEFAULT_LIMITS, ControlClient, DataClient, S3Limits, UndeletedKey
-from storage.objects.s3.credentials import CredentialSource, remedy
+from storage.objects.s3.credentials import Credentials, CredentialSource, remedy
 from storage.objects.s3.diagnosis import Diagnosis, ProbeStep
 from storage.objects.s3.endpoint import BucketEndpoint
 from storage.objects.s3.faults import ErrorReply, Interrupted, RequestFault, Unreached
 from storage.objects.s3.location import S3Location
-from storage.objects.s3.multipart import put_in_parts
 from storage.vocabulary import Buffer
 
-T = TypeVar("T")
-
+PAUSE_FIRST_S: Final = 0.05
+PARTS_AT_ONCE: Final = 4
+ABORT_S: Final = 5.0
 RETRIES: Final = Metric(
     "forebay_object_store_retries_total",
     "Requests to S3 sent again: throttled (the store is busy), interrupted (no whole reply), unreached (no connection), "
     "credentials (renewed, after the store had refused the old ones).",
     ("op", "cause"),
 )
-
 ATTEMPT_BYTES_PER_S: Final = 4 * MIB
 """A request has `attempt_s` and the time that its bytes take at this rate."""
 PUT_PATIENCE_S: Final = 60.0
@@ -46,6 +46,89 @@ CONTROL_PATIENCE_S: Final = 60.0
 PART_TRIES_MAX: Final = 3
 READ_BACK_BYTES: Final = 8 * MIB
 DELETE_KEYS_MAX: Final = KEYS_PER_REQUEST
+
+T = TypeVar("T")
+
+
+class Backoff:
+    """The pauses between the tries of one call, within its patience. The caller's own patience is its cancellation."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        chance: random.Random,
+        patience_s: float,
+        tries_max: int,
+        pause_s_max: float,
+        signed_with: Credentials | None,
+    ) -> None:
+        self._pause_s_max = pause_s_max
+        self._clock = clock
+        self._chance = chance
+        self._deadline_s = clock.monotonic_s() + patience_s
+        self._tries_max = tries_max
+        self.tries = 1
+        self.cause: Exception | None = None
+        """What the last try failed with, without frames."""
+        self.signed_with = signed_with
+        """The credentials that were held when the last try began."""
+
+    @asynccontextmanager
+    async def attempt(self, within_s: float | None = None) -> AsyncIterator[None]:
+        """One try: its deadline, and whether its requests are counted as repeated. Raise TimeoutError when the time has passed."""
+        with attempted("first" if self.tries == 1 else "retry"):
+            async with asyncio.timeout(within_s):
+                yield
+
+    async def pause(self) -> bool:
+        """Whether to try again; the time to do so has come when this returns."""
+        if self.tries >= self._tries_max:
+            return False
+        pause_s = self._chance.uniform(0, min(self._pause_s_max, PAUSE_FIRST_S * 2**self.tries))
+        if self._clock.monotonic_s() + pause_s >= self._deadline_s:
+            return False
+        self.tries += 1
+        await asyncio.sleep(pause_s)
+        return True
+
+
+async def put_in_parts(
+    client: ControlClient, name: str, parts: Sequence[Buffer], *, backoff: Callable[[], Backoff], part_bytes: int
+) -> None:
+    """Store the concatenation of `parts` if `name` is absent, `part_bytes` at a time. Raises the fault of the request that failed;
+    `backoff` is for each part.
+
+    What was uploaded in vain is removed as far as possible; compactors abort what a killed process left (compactor/uploads.py). An upload
+    that is aborted underneath ends in a refusal of the next part, or of the last request, so that no object was made.
+    """
+    upload = await client.begin_upload(name)
+    finished = False
+    try:
+        etags = await _put_parts(client, name, upload, cut(parts, part_bytes), backoff)
+        await client.finish_upload(name, upload, etags)
+        finished = True
+    finally:
+        # Also after a finish whose reply was lost: an abort that comes first undoes the upload, and one that comes later changes nothing.
+        if not finished:
+            await _abort(client, name, upload)
+
+
+def cut(parts: Sequence[Buffer], part_bytes: int) -> Iterator[bytes]:
+    """The concatenation of `parts` in pieces of `part_bytes`; the last may be shorter."""
+    held: list[Buffer] = []
+    held_bytes = 0
+    for part in parts:
+        view = memoryview(part)
+        while len(view) >= part_bytes - held_bytes:
+            taken = part_bytes - held_bytes
+            yield b"".join([*held, view[:taken]])
+            held, held_bytes, view = [], 0, view[taken:]
+        if len(view):
+            held.append(view)
+            held_bytes += len(view)
+    if held:
+        yield b"".join(held)
 
 
 class S3ObjectStore:
@@ -427,6 +510,50 @@ class S3ObjectStore:
             elif cause.may_be_about_credentials:
                 reason += f" (credentials from: {held.source})"
         return f"{what}: bucket={self._location.bucket!r} key={key!r} tries={tries} cause={reason}"
+
+
+async def _put_parts(
+    client: ControlClient, name: str, upload: str, bodies: Iterator[bytes], backoff: Callable[[], Backoff]
+) -> Sequence[str]:
+    numbered = enumerate(bodies, start=1)
+    etags: dict[int, str] = {}
+
+    async def work() -> None:
+        # The workers take from one iterator, so that no more parts than are on their way have been joined.
+        for number, body in numbered:
+            etags[number] = await _put_part(client, name, upload, number, body, backoff())
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(PARTS_AT_ONCE):
+                group.create_task(work())
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from failures
+    return [etags[number] for number in sorted(etags)]
+
+
+async def _put_part(client: ControlClient, name: str, upload: str, number: int, body: bytes, backoff: Backoff) -> str:
+    while True:
+        try:
+            async with backoff.attempt():
+                return await client.put_part(name, upload, number, body)
+        except (Unreached, Interrupted) as error:
+            fault: RequestFault = error
+        except ErrorReply as error:
+            if not error.is_transient:
+                raise
+            fault = error
+        if not await backoff.pause():
+            raise fault
+
+
+async def _abort(client: ControlClient, name: str, upload: str) -> None:
+    try:
+        async with asyncio.timeout(ABORT_S):
+            await client.abort_upload(name, upload)
+    except (RequestFault, TimeoutError):
+        # The failure that led here is the one to tell; a compactor removes what is left.
+        return
 
 
 def _without_frames(error: RequestFault | TimeoutError) -> RequestFault | TimeoutError:

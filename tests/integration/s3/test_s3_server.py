@@ -15,11 +15,10 @@ from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
 from services.versitygw import S3Server, running_s3
 from storage.errors import AlreadyExists, Unavailable
-from storage.objects.s3.backoff import Backoff
 from storage.objects.s3.client import DEFAULT_LIMITS, S3Limits
 from storage.objects.s3.faults import RequestFault
 from storage.objects.s3.location import S3Location, parse_s3_url
-from storage.objects.s3.object_store import S3ObjectStore
+from storage.objects.s3.object_store import Backoff, S3ObjectStore
 from storage.objects.s3.store import S3ClientName, open_s3
 
 

@@ -2,7 +2,7 @@ import asyncio
 import random
 
 from sim.loop import VirtualClock, VirtualLoop
-from storage.objects.s3.backoff import PAUSE_FIRST_S, Backoff
+from storage.objects.s3.object_store import PAUSE_FIRST_S, Backoff
 
 PAUSE_S_MAX = 3.0
 

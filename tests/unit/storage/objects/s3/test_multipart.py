@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.objects.s3.multipart import cut
+from storage.objects.s3.object_store import cut
 
 
 @given(parts=st.lists(st.binary(max_size=50), max_size=20), part_bytes=st.integers(1, 60))
