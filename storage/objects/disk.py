@@ -65,6 +65,11 @@ def make_durably(path: str) -> None:
 class Folders:
     """The folders below `root` whose way down from it this process has synced, held open, at most `held_max` of them.
 
+    A file's name survives a power cut only if its folder was synced, and that folder's name only if *its* folder was.
+    Other processes make and remove the same folders, so a path says little: the folder that is there now may be another
+    than the one whose way down was synced. A descriptor says all: it names one folder for as long as it is open, and linking
+    into a removed folder fails with ENOENT, whatever is at its path by then. So emptied folders may be removed at any time.
+
     Folders are named by their path from `root`, which itself is the empty path and must exist. Thread-safe.
     """
 
@@ -134,6 +139,10 @@ class Folders:
 
 def walk(root: str, *, prefix: str, start_after: str) -> Iterator[ObjectStat]:
     """Objects below `root` whose key starts with `prefix` and is greater than `start_after`. Blocking; OSError passes.
+
+    `/` (0x2f) sorts after `-` and `.` and before digits and letters, so the objects of folder `a` come after file `a-b` and
+    before file `a0`. Sorting the children of each folder, with a slash at the end of the names of folders, gives that order,
+    because no key is a path prefix of another.
 
     Lazy: it reads a folder when it comes to it, and holds the names in the folders on the way to the current object.
     Objects and folders that vanish meanwhile are left out. Names that no key has are ignored.

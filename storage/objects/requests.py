@@ -20,6 +20,29 @@ from storage.limits import MIB
 from storage.objects.port import MARKERS, PROBES, ObjectStat, ObjectStore, UnfinishedUpload
 from storage.vocabulary import Buffer
 
+RequestKind = Literal["put", "get", "ranged_get", "head", "list", "delete", "upload_begin", "upload_part", "upload_finish", "abort"]
+RequestCause = Literal[
+    "flush",
+    "recommit",
+    "read_back",
+    "fetch",
+    "read_ahead",
+    "time_search",
+    "repair",
+    "compaction",
+    "merge",
+    "collection",
+    "purge",
+    "probe",
+    "clock",
+    "marker",
+    "start",
+    "check",
+]
+RequestAttempt = Literal["first", "retry", "hedge"]
+RequestAnswer = Literal["2xx", "4xx", "4xx_free", "5xx", "none"]
+KeyClass = Literal["wal", "segment", "probe", "marker", "other"]
+
 S3_REQUESTS: Final = Metric(
     "forebay_s3_requests_total",
     "HTTP requests sent to S3, or that S3 would have been sent in place of a disk or of memory; retries, pages and parts are requests. "
@@ -50,28 +73,6 @@ _PROBE: Final[tuple[tuple[RequestKind, RequestAnswer], ...]] = (
     ("ranged_get", "4xx"),
 )
 
-RequestKind = Literal["put", "get", "ranged_get", "head", "list", "delete", "upload_begin", "upload_part", "upload_finish", "abort"]
-RequestCause = Literal[
-    "flush",
-    "recommit",
-    "read_back",
-    "fetch",
-    "read_ahead",
-    "time_search",
-    "repair",
-    "compaction",
-    "merge",
-    "collection",
-    "purge",
-    "probe",
-    "clock",
-    "marker",
-    "start",
-    "check",
-]
-RequestAttempt = Literal["first", "retry", "hedge"]
-RequestAnswer = Literal["2xx", "4xx", "4xx_free", "5xx", "none"]
-KeyClass = Literal["wal", "segment", "probe", "marker", "other"]
 T = TypeVar("T")
 
 
