@@ -11,7 +11,7 @@ from sim.faults import Fault, ObjectFaults, Wire
 from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, Unavailable
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.port import ObjectStat, UnfinishedUpload
-from storage.views import in_parts
+from storage.recordbatch import in_parts
 from storage.vocabulary import Buffer
 
 

@@ -5,16 +5,18 @@
 
 The CRC-32C covers byte 21 to the end: base offset, length, leader epoch and magic lie outside it, so a stored batch is given its
 offset when it is read, at no cost.
+
+Batches follow each other in several buffers: `cut_views` and its like cut from these what is read and sent, without a copy.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
 from storage.errors import Corrupt
-from storage.views import cut_views
 from storage.vocabulary import Buffer
 
 HEADER_BYTES: Final = 61
@@ -30,10 +32,55 @@ ATTRIBUTE_TRANSACTIONAL: Final = 0x10
 ATTRIBUTE_CONTROL: Final = 0x20
 NO_PRODUCER: Final = -1
 NO_TIMESTAMP: Final = -1
-
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _OFFSET: Final = struct.Struct(">q")
 _EPOCH: Final = struct.Struct(">i")
+
+
+def cut_views(views: Sequence[memoryview], start: int, end: int) -> list[memoryview]:
+    """Bytes [start, end) of what `views` hold together, none of them empty."""
+    found: list[memoryview] = []
+    begin = 0
+    for view in views:
+        if begin >= end:
+            break
+        after = begin + len(view)
+        if after > start:
+            is_whole = start <= begin and after <= end
+            piece = view if is_whole else view[max(start - begin, 0) : min(end, after) - begin]
+            if len(piece):
+                found.append(piece)
+        begin = after
+    return found
+
+
+def split_views(views: Sequence[memoryview], ends: Iterable[int]) -> Iterator[list[memoryview]]:
+    """What lies before the first of the rising `ends`, between it and the second, and so on: as by `cut_views`, in one walk."""
+    number = position = begin = 0
+    for end in ends:
+        found: list[memoryview] = []
+        while position < end and number < len(views):
+            view = views[number]
+            after = begin + len(view)
+            cut = min(end, after)
+            if cut > position:
+                found.append(view if position == begin and cut == after else view[position - begin : cut - begin])
+            position = cut
+            if after <= end:
+                number, begin = number + 1, after
+        yield found
+
+
+def in_parts(body: Buffer, start: int, part_bytes: int) -> list[Buffer]:
+    """What `get_parts` of a store gives of a body that begins at `start` of its object: copies, unless it is `bytes` in one part. Other
+    buffers may be a small piece of the memory that they keep alive.
+    """
+    cuts = [0, *range(part_bytes - start % part_bytes, len(body), part_bytes), len(body)]
+    if len(cuts) == 2:
+        return [bytes(body)]
+    view = memoryview(body)
+    return [bytes(view[begin:end]) for begin, end in pairwise(cuts)]
+
 
 assert _HEADER.size == HEADER_BYTES
 

@@ -32,7 +32,7 @@ from storage.cache.singleflight import SingleFlight
 from storage.catalog.brokers import BLOCKS_LISTENER, BrokerDirectory, BrokerRecord
 from storage.errors import EndsEarly, StorageError
 from storage.limits import BLOCK_BYTES, PART_BYTES
-from storage.views import cut_views
+from storage.recordbatch import cut_views
 from storage.vocabulary import Buffer
 
 ANSWER_S: Final = 0.05

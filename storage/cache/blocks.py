@@ -26,7 +26,7 @@ from storage.cache.shares import ReadRoom, Shares
 from storage.cache.singleflight import SingleFlight
 from storage.errors import EndsEarly
 from storage.limits import BLOCK_BYTES, PART_BYTES
-from storage.views import cut_views
+from storage.recordbatch import cut_views
 from storage.vocabulary import Buffer
 
 FETCHES_AT_ONCE: Final = 4

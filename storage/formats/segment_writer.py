@@ -9,7 +9,8 @@ from crc32c import crc32c
 from storage.formats.segment import HEADER_BYTES, SegmentFooter, SegmentHeader, encode_footer, encode_header, footer_bytes, segment_key
 from storage.limits import SEGMENT_BLOCK_BYTES_TARGET, SEGMENT_BLOCKS_MAX, SEGMENT_BYTES_MAX
 from storage.recordbatch import HEADER_BYTES as BATCH_HEADER_BYTES
-from storage.recordbatch import LENGTH_OFFSET_BYTES, MAGIC
+from storage.recordbatch import LENGTH_OFFSET_BYTES
+from storage.recordbatch import MAGIC as BATCH_MAGIC
 from storage.vocabulary import Buffer, ObjectId, PartitionId
 
 _BATCH: Final = struct.Struct(">qiib6xi8xq14xi")
@@ -68,7 +69,7 @@ class SegmentWriter:
             assert size - position >= BATCH_HEADER_BYTES, f"not a whole batch: {position=} {size=}"
             base, length, epoch, magic, last_delta, timestamp, count = _BATCH.unpack_from(view, position)
             batch_bytes = length + LENGTH_OFFSET_BYTES
-            assert magic == MAGIC, f"not a batch: {position=} {magic=}"
+            assert magic == BATCH_MAGIC, f"not a batch: {position=} {magic=}"
             assert BATCH_HEADER_BYTES <= batch_bytes <= size - position, f"not a whole batch: {position=} {length=} {size=}"
             assert base > self._last, f"out of order: {base=} last={self._last}"
             assert epoch == 0, f"not stamped: {base=} {epoch=}"

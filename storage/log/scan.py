@@ -17,8 +17,18 @@ import msgspec
 
 from storage.errors import Corrupt
 from storage.formats.control import Entry
-from storage.recordbatch import HEADER_BYTES, LENGTH_OFFSET_BYTES, MAGIC, STAMP_BYTES, parse_header, restamp, verify, verify_parts
-from storage.views import cut_views, split_views
+from storage.recordbatch import (
+    HEADER_BYTES,
+    LENGTH_OFFSET_BYTES,
+    MAGIC,
+    STAMP_BYTES,
+    cut_views,
+    parse_header,
+    restamp,
+    split_views,
+    verify,
+    verify_parts,
+)
 
 _SHAPE: Final = struct.Struct(">i4xb6xi")
 """batch length, magic, last offset delta: bytes 8 to 26 of a batch."""

@@ -18,7 +18,7 @@ from storage.formats.segment import (
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.prefetch import ReadAhead
 from storage.log.scan import BatchRun, Elsewhere, Gap, first_batch_bytes, scan_stamped
-from storage.views import cut_views
+from storage.recordbatch import cut_views
 from storage.vocabulary import ObjectId, PartitionId
 
 FOOTER_OVERHEAD_BYTES: Final = 1_024

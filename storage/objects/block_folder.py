@@ -28,7 +28,7 @@ from crc32c import crc32c
 from storage.limits import BLOCK_BYTES
 from storage.objects.files import Temporaries, discard, read_parts, write_all, write_unbuffered
 from storage.objects.port import TEMPORARY_FOLDER, is_segment
-from storage.views import cut_views
+from storage.recordbatch import cut_views
 from storage.vocabulary import Buffer
 
 FILES_MAX: Final = 65_536

@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import Final
 
 from storage.limits import BLOCK_BYTES, KIB
-from storage.views import cut_views, in_parts
+from storage.recordbatch import cut_views, in_parts
 from storage.vocabulary import Buffer
 
 ALIGNMENT_BYTES: Final = 4 * KIB

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from runtime.clock import Clock
 from storage.errors import AlreadyExists, EndsEarly, NotFound
 from storage.objects.port import ObjectStat, UnfinishedUpload, check_key, no_uploads
-from storage.views import in_parts
+from storage.recordbatch import in_parts
 from storage.vocabulary import Buffer
 
 

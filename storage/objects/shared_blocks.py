@@ -25,8 +25,7 @@ from storage.cache.blocks import RangeSource
 from storage.errors import EndsEarly
 from storage.limits import BLOCK_BYTES, MIB
 from storage.objects.block_folder import BlockExtent, BlockFolder, FolderLook, LookedFor, PutEnd, folder_name, release
-from storage.recordbatch import STAMP_BYTES
-from storage.views import cut_views
+from storage.recordbatch import STAMP_BYTES, cut_views
 from storage.vocabulary import Buffer
 
 THREADS: Final = 4

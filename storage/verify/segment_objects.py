@@ -8,11 +8,11 @@ from storage.errors import Corrupt, EndsEarly, IncompatibleFormat
 from storage.formats.control import SegmentEntry
 from storage.formats.segment import (
     FOOTER_READ_BYTES,
-    HEADER_BYTES,
+    SEGMENT_HEADER_BYTES,
     SegmentFooter,
     check_block,
     decode_footer,
-    decode_header,
+    decode_segment_header,
     footer_bytes_missing,
     segment_key,
 )
@@ -83,7 +83,7 @@ async def of_blocks(
     last = entry.base - 1
     greatest = (-(2**63) - 1, -1)
     try:
-        header = decode_header(await reading.get(name, 0, HEADER_BYTES), key=name)
+        header = decode_segment_header(await reading.get(name, 0, SEGMENT_HEADER_BYTES), key=name)
         if header.base != footer.base:
             wrong(FindingKind.FOOTER_DAMAGED, f"the header begins at {header.base}, the footer at {footer.base}")
     except (Corrupt, IncompatibleFormat) as error:

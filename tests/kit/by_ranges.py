@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from storage.views import in_parts
+from storage.recordbatch import in_parts
 from storage.vocabulary import Buffer
 
 

@@ -38,7 +38,7 @@ from storage.objects.s3.credentials import FIND_S_MAX, NO_CREDENTIALS, Credentia
 from storage.objects.s3.endpoint import BucketEndpoint, Proxies, client_context, untrusted_of
 from storage.objects.s3.faults import ErrorReply, Interrupted, NoCredentials, RequestFault, Unreached, error_reply
 from storage.objects.s3.metering import tracing
-from storage.views import in_parts
+from storage.recordbatch import in_parts
 from storage.vocabulary import Buffer
 
 DELETES_AT_ONCE: Final = 16

@@ -32,7 +32,7 @@ from storage.objects.s3.faults import (
     error_reply_of,
 )
 from storage.objects.s3.metering import answer_of
-from storage.views import in_parts
+from storage.recordbatch import in_parts
 from storage.vocabulary import Buffer
 
 if TYPE_CHECKING:

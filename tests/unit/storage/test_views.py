@@ -5,7 +5,7 @@ from itertools import chain, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.views import cut_views, in_parts, split_views
+from storage.recordbatch import cut_views, in_parts, split_views
 
 WHOLE = bytes(range(200))
 

@@ -21,7 +21,7 @@ from storage.objects.files import (
     read_unbuffered,
     write_unbuffered,
 )
-from storage.views import cut_views
+from storage.recordbatch import cut_views
 
 SIZES = st.one_of(st.integers(1, 300), st.integers(100_000, 400_000), st.sampled_from([ALIGNMENT_BYTES, BUFFER_BYTES, BUFFER_BYTES + 1]))
 
