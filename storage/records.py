@@ -1,14 +1,18 @@
-"""The records inside a batch: one by one, for questions that a header cannot answer (offsets by time, keys of compacted topics), or as a
-whole in another codec. Only `is_time_doubtful` is on the path of ordinary produce, none on that of fetch.
+"""The records inside a batch: one by one, as a whole in another codec, and read to their end, as strictly as Kafka's brokers read them.
 
-    record   length varint | attributes 1 | timestamp delta varint | offset delta varint | key length varint | key | …
+    record   length varint | attributes 1 | timestamp delta varlong | offset delta varint | key length varint | key | value length varint
+             | value | header count varint | (key length varint | key | value length varint | value) per header
 
 Varints are zigzag. Compressed records are decompressed as a whole, bounded: a batch that claims to be larger is `Corrupt`.
+`walk` answers what a header cannot (offsets by time, keys of compacted topics), `read_records` checks every record, `check_frames` finds
+compressed frames that not every consumer reads. Only `is_time_doubtful` is on the path of ordinary produce, none on that of fetch.
 """
 
 import mmap
 import struct
+import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import cramjam
@@ -42,14 +46,13 @@ _XERIAL_BLOCK_BYTES: Final = 32 * KIB
 VARINT_BYTES_MAX: Final = 10
 RECORD_BYTES_MIN: Final = 7
 """Length, attributes, two deltas, two lengths and the number of headers, a byte each."""
-SLICE_RECORDS: Final = 2_000
+TIME_SLICE_RECORDS: Final = 2_000
 """Records whose times are read between two calls of `breathe`: a quarter of a millisecond."""
 _LENGTH_MIN: Final = (RECORD_BYTES_MIN - 1) << 1
 """As a varint has it."""
 _LONGER_OFFSETS_AT: Final = (64, 8_192, 1_048_576)
 """Offset deltas from which their varints are a byte longer."""
 _BEFORE_ALL_TIMES: Final = -(2**63)
-
 NONE: Final = 0
 GZIP: Final = 1
 SNAPPY: Final = 2
@@ -63,6 +66,33 @@ LZ4_LEVEL_MAX: Final = 12
 ZSTD_LEVEL_DEFAULT: Final = 3
 ZSTD_LEVEL_MAX: Final = 19
 """Above it a compression takes hundreds of MiB."""
+_GZIP_WINDOW_BITS: Final = 31
+_GZIP_SIZE_BYTES: Final = 4
+_PROBE_BYTES: Final = 512
+_LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
+_LZ4_SKIPPED_MAGIC: Final = 0x184D_2A50
+_LZ4_FLAGS_AT: Final = 4
+_LZ4_BLOCKS_AT: Final = 7
+_LZ4_INDEPENDENT: Final = 0x20
+_LZ4_BLOCK_CHECKSUMS: Final = 0x10
+_LZ4_CONTENT_SIZE: Final = 0x08
+_LZ4_CONTENT_CHECKSUM: Final = 0x04
+_LZ4_DICTIONARY: Final = 0x01
+_LZ4_RAW: Final = 0x8000_0000
+_CHECKSUM_BYTES: Final = 4
+_SNAPPY_MAGIC: Final = b"\x82SNAPPY\x00"
+_SNAPPY_VERSION: Final = struct.Struct(">8xi")
+_UINT32: Final = struct.Struct("<I")
+READ_SLICE_RECORDS: Final = 500
+"""Records, or headers, read between two calls of `breathe`: a quarter of a millisecond."""
+HEADERS_MAX: Final = 1_000_000
+"""In all records of a batch: this number takes a quarter of a second of a thread, and two bytes make one."""
+NAMED_MAX: Final = 1_000
+"""Indexes that are kept of records that break one rule."""
+_INT32_BYTES_MAX: Final = 5
+_INT64_BYTES_MAX: Final = 10
+_COPIED_BYTES_MAX: Final = MIB
+"""Nobody else can do anything while bytes are copied."""
 
 
 class RecordFacts(NamedTuple):
@@ -115,41 +145,6 @@ def is_time_doubtful(batch: Buffer, header: BatchHeader) -> bool:
         return True
 
 
-def _is_lone_at_base_time(batch: Buffer) -> bool:
-    at = HEADER_BYTES
-    end = min(at + VARINT_BYTES_MAX, len(batch) - 2)
-    while at < end and batch[at] >= 0x80:
-        at += 1
-    return at < end and not batch[at + 2]
-
-
-def _are_at_base_time(body: memoryview, count: int) -> bool:
-    """Whether all records have the time delta 0. False if they are not of one length, too. Raises IndexError where they end early."""
-    at = index = 0
-    for end_index in _LONGER_OFFSETS_AT:
-        here = min(count, end_index) - index
-        byte = body[at]
-        prefix_bytes = 1 if byte < 0x80 else 2
-        length = byte
-        if prefix_bytes == 2:
-            second = body[at + 1]
-            if second >= 0x80:
-                return False
-            length += (second << 7) - 0x80
-        stride = prefix_bytes + (length >> 1)
-        end = at + here * stride
-        if length & 1 or length < _LENGTH_MIN or end > len(body):
-            return False
-        if body[at:end:stride] != body[at : at + 1].tobytes() * here or body[at + prefix_bytes + 1 : end : stride] != bytes(here):
-            return False
-        if prefix_bytes == 2 and body[at + 1 : end : stride] != body[at + 1 : at + 2].tobytes() * here:
-            return False
-        at, index = end, index + here
-        if index == count:
-            return at == len(body)
-    return False
-
-
 def greatest_time(batch: Buffer, header: BatchHeader, *, bytes_max: int | None = None, breathe: Callable[[], None] = lambda: None) -> int:
     """What Kafka's brokers write as the greatest time of a batch: that of its records, NO_TIMESTAMP at least.
 
@@ -158,49 +153,6 @@ def greatest_time(batch: Buffer, header: BatchHeader, *, bytes_max: int | None =
     """
     codec = header.attributes & CODEC_MASK
     return _greatest_in(decompress_records(memoryview(batch)[HEADER_BYTES:], codec, bytes_max=bytes_max), header, breathe)
-
-
-def _greatest_in(body: Buffer, header: BatchHeader, breathe: Callable[[], None]) -> int:
-    at, greatest = 0, _BEFORE_ALL_TIMES
-    try:
-        for begin in range(0, header.record_count, SLICE_RECORDS):
-            if begin:
-                breathe()
-            at, greatest = _walk_times(body, at, min(SLICE_RECORDS, header.record_count - begin), greatest)
-    except IndexError:
-        at = len(body) + 1
-    if at > len(body):
-        raise Corrupt(f"records end early: record_count={header.record_count} bytes={len(body)}")
-    if at < len(body):
-        raise Corrupt(f"bytes are left after the last record: record_count={header.record_count} left={len(body) - at}")
-    greatest_ms = header.base_timestamp + greatest
-    if greatest_ms >= -_BEFORE_ALL_TIMES:
-        raise Corrupt(f"a timestamp does not fit in 8 bytes: base_timestamp={header.base_timestamp} delta={greatest}")
-    return max(NO_TIMESTAMP, greatest_ms)
-
-
-def _walk_times(data: Buffer, at: int, count: int, greatest: int) -> tuple[int, int]:
-    """The position behind `count` records from `at` on, and the greatest time delta of these and those before."""
-    for _ in range(count):
-        byte = data[at]
-        if byte < 0x80:
-            at += 1
-        elif (second := data[at + 1]) < 0x80:
-            byte += (second << 7) - 0x80
-            at += 2
-        else:
-            byte, at = _unsigned_varint(data, at)
-        if byte & 1 or byte < _LENGTH_MIN:
-            raise Corrupt(f"a record has no such length: {(byte >> 1) ^ -(byte & 1)}")
-        delta = data[at + 1]
-        if delta or greatest < 0:
-            if delta >= 0x80:
-                delta, _ = _unsigned_varint(data, at + 1)
-            delta = (delta >> 1) ^ -(delta & 1)
-            if delta > greatest:
-                greatest = delta
-        at += byte >> 1
-    return at, greatest
 
 
 def recompress_batch(
@@ -293,6 +245,167 @@ class _Beyond(Exception):
     """There are more bytes than may be."""
 
 
+def check_frames(body: memoryview, codec: int) -> None:
+    """Raises `Corrupt` for what only some consumers read. What does not decompress at all may pass; looks at the heads of blocks alone."""
+    match codec:
+        case 1:
+            _check_first_member(body)
+        case 2:
+            _check_snappy(body)
+        case 3:
+            _check_lz4(body)
+        case _:
+            pass
+
+
+def check_size(body: memoryview, codec: int, size_bytes: int) -> None:
+    """To be asked of what has passed `check_frames` and decompresses to `size_bytes`."""
+    if codec == GZIP and int.from_bytes(body[-_GZIP_SIZE_BYTES:], "little") != size_bytes & 0xFFFF_FFFF:
+        raise Corrupt("there is more than one gzip member, of which librdkafka's consumers read the first")
+
+
+class Unreadable(Corrupt):
+    """A consumer could not read this. `index` is the record's in its batch, None where it is not about one."""
+
+    def __init__(self, message: str, *, index: int | None = None) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+# Not frozen: that takes as long to make as a record takes to read.
+@dataclass(slots=True, kw_only=True)
+class Readable:
+    """What a topic may object to in a batch that can be read: indexes of records, at most NAMED_MAX of each kind; and the greatest time of
+    its records, NO_TIMESTAMP at least.
+    """
+
+    greatest_ms: int = NO_TIMESTAMP
+    without_key: list[int] = field(default_factory=list)
+    out_of_time: list[int] = field(default_factory=list)
+
+
+def read_records(
+    batch: Buffer,
+    header: BatchHeader,
+    *,
+    earliest_ms: int,
+    latest_ms: int,
+    bytes_max: int | None = None,
+    headers_max: int | None = None,
+    breathe: Callable[[], None] = lambda: None,
+) -> Readable:
+    """Read one batch whose header has been checked; what has no timestamp is never out of time.
+
+    Blocks for as long as it takes, and calls `breathe` every SLICE_RECORDS records or headers, so that a thread can let others run.
+    Raises `Unreadable`; `Corrupt` as `records.decompress_records` and `check_frames` do; `TooLarge` for what decompresses to more than
+    `bytes_max` or has more headers than `headers_max`.
+    """
+    body = memoryview(batch)[HEADER_BYTES:]
+    codec = header.attributes & CODEC_MASK
+    if codec:
+        check_frames(body, codec)
+        records = decompress_records(body, codec, bytes_max=bytes_max)
+        check_size(body, codec, len(records))
+    else:
+        records = body
+    if isinstance(records, memoryview) and len(records) <= _COPIED_BYTES_MAX:
+        records = bytes(records)  # of which single bytes are had faster
+    found, limits = Readable(), _Limits(headers_max, breathe)
+    at, headers = 0, 0
+    for begin in range(0, header.record_count, READ_SLICE_RECORDS):
+        if begin:
+            breathe()
+        indexes = range(begin, min(begin + READ_SLICE_RECORDS, header.record_count))
+        at, headers = _read_slice(records, at, indexes, headers, header.base_timestamp, earliest_ms, latest_ms, found, limits)
+    if at != len(records):
+        raise Unreadable(f"bytes are left after the last record: record_count={header.record_count} left={len(records) - at}")
+    return found
+
+
+@dataclass(slots=True)
+class _Limits:
+    headers_max: int | None
+    breathe: Callable[[], None]
+
+
+def _is_lone_at_base_time(batch: Buffer) -> bool:
+    at = HEADER_BYTES
+    end = min(at + VARINT_BYTES_MAX, len(batch) - 2)
+    while at < end and batch[at] >= 0x80:
+        at += 1
+    return at < end and not batch[at + 2]
+
+
+def _are_at_base_time(body: memoryview, count: int) -> bool:
+    """Whether all records have the time delta 0. False if they are not of one length, too. Raises IndexError where they end early."""
+    at = index = 0
+    for end_index in _LONGER_OFFSETS_AT:
+        here = min(count, end_index) - index
+        byte = body[at]
+        prefix_bytes = 1 if byte < 0x80 else 2
+        length = byte
+        if prefix_bytes == 2:
+            second = body[at + 1]
+            if second >= 0x80:
+                return False
+            length += (second << 7) - 0x80
+        stride = prefix_bytes + (length >> 1)
+        end = at + here * stride
+        if length & 1 or length < _LENGTH_MIN or end > len(body):
+            return False
+        if body[at:end:stride] != body[at : at + 1].tobytes() * here or body[at + prefix_bytes + 1 : end : stride] != bytes(here):
+            return False
+        if prefix_bytes == 2 and body[at + 1 : end : stride] != body[at + 1 : at + 2].tobytes() * here:
+            return False
+        at, index = end, index + here
+        if index == count:
+            return at == len(body)
+    return False
+
+
+def _greatest_in(body: Buffer, header: BatchHeader, breathe: Callable[[], None]) -> int:
+    at, greatest = 0, _BEFORE_ALL_TIMES
+    try:
+        for begin in range(0, header.record_count, TIME_SLICE_RECORDS):
+            if begin:
+                breathe()
+            at, greatest = _walk_times(body, at, min(TIME_SLICE_RECORDS, header.record_count - begin), greatest)
+    except IndexError:
+        at = len(body) + 1
+    if at > len(body):
+        raise Corrupt(f"records end early: record_count={header.record_count} bytes={len(body)}")
+    if at < len(body):
+        raise Corrupt(f"bytes are left after the last record: record_count={header.record_count} left={len(body) - at}")
+    greatest_ms = header.base_timestamp + greatest
+    if greatest_ms >= -_BEFORE_ALL_TIMES:
+        raise Corrupt(f"a timestamp does not fit in 8 bytes: base_timestamp={header.base_timestamp} delta={greatest}")
+    return max(NO_TIMESTAMP, greatest_ms)
+
+
+def _walk_times(data: Buffer, at: int, count: int, greatest: int) -> tuple[int, int]:
+    """The position behind `count` records from `at` on, and the greatest time delta of these and those before."""
+    for _ in range(count):
+        byte = data[at]
+        if byte < 0x80:
+            at += 1
+        elif (second := data[at + 1]) < 0x80:
+            byte += (second << 7) - 0x80
+            at += 2
+        else:
+            byte, at = _unsigned_varint(data, at)
+        if byte & 1 or byte < _LENGTH_MIN:
+            raise Corrupt(f"a record has no such length: {(byte >> 1) ^ -(byte & 1)}")
+        delta = data[at + 1]
+        if delta or greatest < 0:
+            if delta >= 0x80:
+                delta, _ = _unsigned_varint(data, at + 1)
+            delta = (delta >> 1) ^ -(delta & 1)
+            if delta > greatest:
+                greatest = delta
+        at += byte >> 1
+    return at, greatest
+
+
 def _bounded(decompress_into: Callable[[Buffer, Buffer], int], body: Buffer, limit: int) -> Buffer:
     """Into buffers of bounded size: the codec never allocates what a small body claims to hold."""
     tries = [size_bytes for size_bytes in _TRIES_BYTES if len(body) * _EXPANSION <= size_bytes < limit]
@@ -376,3 +489,200 @@ def _unsigned_varint(data: Buffer, position: int) -> tuple[int, int]:
             return value, position
         shift += 7
     raise Corrupt("a varint is longer than 10 bytes")
+
+
+def _check_first_member(body: memoryview) -> None:
+    """The size of the last member is that of all unless a member before it holds something, or it is the only one that does."""
+    reader = zlib.decompressobj(_GZIP_WINDOW_BITS)
+    try:
+        for begin in range(0, len(body), _PROBE_BYTES):
+            if reader.decompress(body[begin : begin + _PROBE_BYTES], 1):
+                return
+            if reader.eof:
+                raise Corrupt("the first gzip member is empty, which ends librdkafka's consumers")
+    except zlib.error:
+        return
+
+
+def _check_snappy(body: memoryview) -> None:
+    if len(body) < _SNAPPY_VERSION.size or bytes(body[: len(_SNAPPY_MAGIC)]) != _SNAPPY_MAGIC:
+        return
+    (version,) = _SNAPPY_VERSION.unpack_from(body)
+    if version < 1:
+        raise Corrupt(f"snappy's framing begins with version 1, which Java's consumers ask for: version={version}")
+
+
+def _check_lz4(body: memoryview) -> None:
+    if len(body) < _LZ4_BLOCKS_AT:
+        return
+    if bytes(body[: len(_LZ4_MAGIC)]) != _LZ4_MAGIC:
+        if _UINT32.unpack_from(body)[0] & ~0xF == _LZ4_SKIPPED_MAGIC:
+            raise Corrupt("the records begin with an lz4 frame to be skipped, which Java's consumers do not do")
+        return
+    flags = body[_LZ4_FLAGS_AT]
+    if not flags & _LZ4_INDEPENDENT:
+        raise Corrupt("lz4 blocks depend on each other, which Java's consumers do not read")
+    if flags & _LZ4_DICTIONARY:
+        raise Corrupt("the lz4 frame names a dictionary, which Java's consumers do not read")
+    at = _LZ4_BLOCKS_AT + (8 if flags & _LZ4_CONTENT_SIZE else 0)
+    beside_bytes = _UINT32.size + (_CHECKSUM_BYTES if flags & _LZ4_BLOCK_CHECKSUMS else 0)
+    end = len(body) - _UINT32.size
+    while at <= end:
+        (size,) = _UINT32.unpack_from(body, at)
+        if not size & ~_LZ4_RAW:
+            if at + _UINT32.size + (_CHECKSUM_BYTES if flags & _LZ4_CONTENT_CHECKSUM else 0) < len(body):
+                raise Corrupt("there is something behind the first lz4 frame, where consumers stop")
+            return
+        if size == 1:
+            raise Corrupt("an lz4 block holds nothing, where Java's consumers stop")
+        at += beside_bytes + (size & ~_LZ4_RAW)
+
+
+def _read_slice(
+    data: Buffer,
+    at: int,
+    indexes: range,
+    headers: int,
+    base_ms: int,
+    earliest_ms: int,
+    latest_ms: int,
+    found: Readable,
+    limits: "_Limits",
+) -> tuple[int, int]:
+    """The position behind these records, and the headers so far."""
+    size = len(data)
+    index = indexes.start
+    earliest, latest = earliest_ms - base_ms, latest_ms - base_ms
+    greatest = found.greatest_ms - base_ms
+    try:
+        for index in indexes:
+            byte = data[at]
+            if byte < 0x80:
+                at += 1
+            elif (second := data[at + 1]) < 0x80:
+                byte += (second << 7) - 0x80
+                at += 2
+            else:
+                byte, at = _read_varint(data, at, _INT32_BYTES_MAX)
+            end = at + (byte >> 1)
+            if byte & 1 or end > size:
+                raise Unreadable(f"a record ends outside its batch: length={_signed(byte)} remaining={size - at}")
+
+            at += 1  # attributes
+            byte = data[at]
+            if byte < 0x80:
+                at += 1
+            elif (second := data[at + 1]) < 0x80:
+                byte += (second << 7) - 0x80
+                at += 2
+            else:
+                byte, at = _read_varint(data, at, _INT64_BYTES_MAX)
+            delta_ms = (byte >> 1) ^ -(byte & 1)
+            if delta_ms > greatest:
+                greatest = delta_ms
+            if not earliest <= delta_ms <= latest and base_ms + delta_ms != NO_TIMESTAMP and len(found.out_of_time) < NAMED_MAX:
+                found.out_of_time.append(index)
+
+            byte = data[at]
+            if byte < 0x80:
+                at += 1
+            elif (second := data[at + 1]) < 0x80:
+                byte += (second << 7) - 0x80
+                at += 2
+            else:
+                byte, at = _read_varint(data, at, _INT32_BYTES_MAX)
+            if byte != index << 1:
+                raise Unreadable(f"offset deltas count from 0: expected={index} found={_signed(byte)}")
+
+            byte = data[at]
+            if byte < 0x80:
+                at += 1
+            elif (second := data[at + 1]) < 0x80:
+                byte += (second << 7) - 0x80
+                at += 2
+            else:
+                byte, at = _read_varint(data, at, _INT32_BYTES_MAX)
+            if not byte & 1:
+                at += byte >> 1
+            elif byte != 1:
+                raise Unreadable(f"a key has no such length: {_signed(byte)}")
+            elif len(found.without_key) < NAMED_MAX:
+                found.without_key.append(index)
+
+            byte = data[at]
+            if byte < 0x80:
+                at += 1
+            elif (second := data[at + 1]) < 0x80:
+                byte += (second << 7) - 0x80
+                at += 2
+            else:
+                byte, at = _read_varint(data, at, _INT32_BYTES_MAX)
+            if not byte & 1:
+                at += byte >> 1
+            elif byte != 1:
+                raise Unreadable(f"a value has no such length: {_signed(byte)}")
+
+            if data[at]:
+                count, at = _headers(data, at, headers, limits)
+                headers += count
+            else:
+                at += 1
+            if at != end:
+                raise Unreadable(f"a record is not as long as it says: length={end - at} bytes from where its fields end")
+    except Unreadable as error:
+        raise Unreadable(f"record {index}: {error}", index=index) from None
+    except IndexError:
+        raise Unreadable(f"record {index}: it goes on where the batch ends: bytes={size}", index=index) from None
+    found.greatest_ms = base_ms + greatest
+    return at, headers
+
+
+def _headers(data: Buffer, at: int, before: int, limits: _Limits) -> tuple[int, int]:
+    """How many headers begin at `at`, and the position behind them; there were `before` in records before."""
+    written, at = _read_varint(data, at, _INT32_BYTES_MAX)
+    count = _signed(written)
+    if not 0 <= count <= len(data) - at:
+        raise Unreadable(f"impossible number of headers: {count}")
+    if before + count > HEADERS_MAX:
+        raise Unreadable(f"the records of a batch have at most {HEADERS_MAX} headers")
+    if limits.headers_max is not None and before + count > limits.headers_max:
+        raise TooLarge(f"the records have more than {limits.headers_max} headers")
+    for number in range(before, before + count):
+        if number and not number % READ_SLICE_RECORDS:
+            limits.breathe()
+        byte = data[at]
+        if byte < 0x80:
+            at += 1
+        else:
+            byte, at = _read_varint(data, at, _INT32_BYTES_MAX)
+        if byte & 1:
+            raise Unreadable(f"a header key has no such length: {_signed(byte)}")
+        at += byte >> 1
+        byte = data[at]
+        if byte < 0x80:
+            at += 1
+        else:
+            byte, at = _read_varint(data, at, _INT32_BYTES_MAX)
+        if not byte & 1:
+            at += byte >> 1
+        elif byte != 1:
+            raise Unreadable(f"a header value has no such length: {_signed(byte)}")
+    return count, at
+
+
+def _read_varint(data: Buffer, at: int, bytes_max: int) -> tuple[int, int]:
+    """As it is written, with the sign in bit 0, and the position behind it."""
+    value = shift = 0
+    for place in range(at, at + bytes_max):
+        byte = data[place]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value >> (32 if bytes_max == _INT32_BYTES_MAX else 64):
+                break
+            return value, place + 1
+        shift += 7
+    raise Unreadable(f"a varint does not fit in {'4' if bytes_max == _INT32_BYTES_MAX else '8'} bytes")
+
+
+def _signed(written: int) -> int:
+    return (written >> 1) ^ -(written & 1)

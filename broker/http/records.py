@@ -134,7 +134,7 @@ def read_in_steps(header: BatchHeader, body: bytes, wanted: WantedRecords) -> It
 def _read(header: BatchHeader, body: bytes, at: int, count: int, wanted: WantedRecords, found: list[ReadRecord]) -> tuple[int, int]:
     """Read `count` records from `at` on, or as many as have BYTES_PER_STEP. Return the position behind them, and how many were passed.
 
-    Varints of one and two bytes are read where they stand, as in storage/record_reading.py: a call for each takes half of the time.
+    Varints of one and two bytes are read where they stand, as in storage/records.py: a call for each takes half of the time.
     """
     base_offset, base_ms, size = header.base_offset, header.base_timestamp, len(body)
     append_ms = header.max_timestamp if header.attributes & ATTRIBUTE_LOG_APPEND_TIME else None

@@ -4,10 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.http.records import AnyRecord, JsonRecord, WantedRecords, read_in_steps
-from storage.record_reading import read_records
 from storage.record_values import cut
 from storage.recordbatch import parse_header, verify
-from storage.records import decompress_records
+from storage.records import decompress_records, read_records
 from tests.kit.http_batches import NOW_MS, batch_of
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=300)

@@ -11,9 +11,8 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from storage.errors import Corrupt
-from storage.record_reading import read_records
 from storage.recordbatch import CODEC_MASK, HEADER_BYTES, BatchHeader, parse_header
-from storage.records import decompress_records, walk
+from storage.records import decompress_records, read_records, walk
 from tests.kit.record_batches import NOW_MS, batch_of_records, compressed, varint
 
 Record = tuple[int, int, int, bytes | None, bytes | None, list[tuple[bytes, bytes | None]]]

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from runtime.turns import in_turns
 from storage.errors import Corrupt
-from storage.record_reading import read_records
 from storage.record_values import (
     Record,
     SequencedBy,
@@ -20,6 +19,7 @@ from storage.record_values import (
     write_values_in_steps,
 )
 from storage.recordbatch import parse_header, verify
+from storage.records import read_records
 
 NOW_MS = 1_760_000_000_000
 FIELD = st.none() | st.binary(max_size=300)

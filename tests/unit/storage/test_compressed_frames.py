@@ -11,9 +11,8 @@ import xxhash
 
 from storage.errors import Corrupt
 from storage.limits import MIB
-from storage.record_reading import read_records
 from storage.recordbatch import parse_header
-from storage.records import GZIP, LZ4, SNAPPY, ZSTD
+from storage.records import GZIP, LZ4, SNAPPY, ZSTD, read_records
 from tests.kit.record_batches import batch_of_records, compressed, record, record_batch
 
 lz4_frame: Any = importlib.import_module("lz4.frame")

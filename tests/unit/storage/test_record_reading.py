@@ -8,9 +8,8 @@ import pytest
 from storage import record_reading
 from storage.errors import Corrupt
 from storage.limits import MIB
-from storage.record_reading import NAMED_MAX, SLICE_RECORDS, Readable, Unreadable, read_records
 from storage.recordbatch import parse_header
-from storage.records import DECOMPRESSED_BYTES_MAX, walk
+from storage.records import DECOMPRESSED_BYTES_MAX, NAMED_MAX, READ_SLICE_RECORDS, Readable, Unreadable, read_records, walk
 from tests.kit.record_batches import NOW_MS, batch_of_records, compressed, record, record_batch, varint
 
 CODECS = range(5)
@@ -173,7 +172,7 @@ def test_no_timestamp_is_never_out_of_time_and_one_beyond_64_bits_always() -> No
 
 def test_a_long_batch_lets_others_run_in_between() -> None:
     breaths: list[None] = []
-    batch = record_batch(*[b""] * (SLICE_RECORDS * 3 + 1))
+    batch = record_batch(*[b""] * (READ_SLICE_RECORDS * 3 + 1))
 
     read_records(batch, parse_header(batch), **ALWAYS, breathe=lambda: breaths.append(None))
     assert len(breaths) == 3

@@ -20,8 +20,8 @@ from broker.handling.record_checks import (
 )
 from storage.catalog.topics import Topic
 from storage.limits import BATCH_BYTES_DEFAULT_MAX, MIB
-from storage.record_reading import NAMED_MAX
 from storage.recordbatch import BatchHeader, parse_header
+from storage.records import NAMED_MAX
 from storage.vocabulary import TopicId
 from tests.kit.batches import batch_bytes
 from tests.kit.record_batches import NOW_MS, record_batch
