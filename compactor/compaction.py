@@ -38,7 +38,7 @@ from storage.formats.control import (
     encode,
     inline_bytes,
 )
-from storage.formats.segment_writer import SegmentWriter
+from storage.formats.segment import SegmentWriter
 from storage.log.index import EntriesMoved, uncompacted_pages
 from storage.log.limits import DEFAULT_LIMITS as DEFAULT_LOG_LIMITS
 from storage.log.limits import LogLimits

@@ -22,8 +22,7 @@ from compactor.records import Records
 from runtime.ids import Entropy, IdSource
 from storage.errors import AlreadyExists, Corrupt, EndsEarly, NotFound, Unavailable
 from storage.formats.control import Control, LogState, SegmentEntry, SegmentFact, decode_control, decode_segment, encode, with_rewritten
-from storage.formats.segment import FOOTER_READ_BYTES, check_block, decode_footer, footer_bytes_missing, segment_key
-from storage.formats.segment_writer import SegmentWriter
+from storage.formats.segment import FOOTER_READ_BYTES, SegmentWriter, check_block, decode_footer, footer_bytes_missing, segment_key
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, Key, MetadataStore, Put, Record, Session, Status
 from storage.objects.port import ObjectStore

@@ -5,8 +5,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from storage.formats.segment import SegmentFooter, decode_footer
-from storage.formats.segment_writer import Segment, SegmentWriter
+from storage.formats.segment import Segment, SegmentFooter, SegmentWriter, decode_footer
 from storage.recordbatch import restamp
 from storage.vocabulary import ObjectId, PartitionId, TopicId
 from tests.kit.batches import batch_bytes

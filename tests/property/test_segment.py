@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from storage.errors import Corrupt, IncompatibleFormat
 from storage.formats.segment import (
     HEADER_BYTES,
+    Segment,
     SegmentHeader,
+    SegmentWriter,
     check_block,
     decode_footer,
     decode_header,
     footer_bytes_missing,
 )
-from storage.formats.segment_writer import Segment, SegmentWriter
 from storage.limits import SEGMENT_FOOTER_BYTES_MAX
 from storage.log.scan import scan_stamped
 from storage.recordbatch import parse_header

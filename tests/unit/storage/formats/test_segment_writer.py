@@ -3,8 +3,7 @@
 import pytest
 from crc32c import crc32c
 
-from storage.formats.segment import HEADER_BYTES, check_block, decode_footer
-from storage.formats.segment_writer import SegmentWriter
+from storage.formats.segment import HEADER_BYTES, SegmentWriter, check_block, decode_footer
 from storage.limits import SEGMENT_BLOCK_BYTES_TARGET, SEGMENT_BLOCKS_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_TARGET
 from storage.recordbatch import HEADER_BYTES as BATCH_HEADER_BYTES
 from storage.recordbatch import restamp

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from storage.formats.control import SegmentEntry, SegmentFact, encode
-from storage.formats.segment_writer import SegmentWriter
+from storage.formats.segment import SegmentWriter
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, DeleteRange, Put, children_of
 from storage.recordbatch import restamp

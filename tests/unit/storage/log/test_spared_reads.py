@@ -8,8 +8,7 @@ import pytest
 from storage.cache.blocks import BlockCache
 from storage.errors import Corrupt
 from storage.formats.control import SegmentEntry
-from storage.formats.segment import HEADER_BYTES
-from storage.formats.segment_writer import SegmentWriter
+from storage.formats.segment import HEADER_BYTES, SegmentWriter
 from storage.log import segments
 from storage.log.limits import LogLimits
 from storage.log.prefetch import ReadAhead

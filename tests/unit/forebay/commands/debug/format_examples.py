@@ -38,7 +38,7 @@ from storage.catalog.topics import Topics
 from storage.errors import StorageError
 from storage.formats.control import Control, ProducerPage, SegmentEntry, decode_control, encode, with_rewritten
 from storage.formats.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
-from storage.formats.segment_writer import Segment, SegmentWriter
+from storage.formats.segment import Segment, SegmentWriter
 from storage.formats.wal import decode_header, header_bytes
 from storage.log.batch import Append, Appended, batch_of
 from storage.log.flush import FlushSettings

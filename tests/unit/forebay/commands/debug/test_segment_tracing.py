@@ -9,8 +9,7 @@ from forebay.commands.debug.failures import TraceFailed
 from forebay.commands.debug.trace import Trace
 from forebay.commands.debug.views import as_table
 from storage.formats.control import SegmentEntry, encode
-from storage.formats.segment import segment_key
-from storage.formats.segment_writer import SegmentWriter
+from storage.formats.segment import SegmentWriter, segment_key
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Delete, Put
 from storage.recordbatch import parse_header, restamp
