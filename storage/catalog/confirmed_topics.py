@@ -19,7 +19,7 @@ from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
 from storage.catalog.topics import Topic, Topics
 from storage.errors import StorageError, Unavailable
 from storage.formats.control import LogState
-from storage.formats.refusal import UNDECODABLE
+from storage.formats.levels import UNDECODABLE
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import MetadataStore
 from storage.vocabulary import PartitionId, TopicId

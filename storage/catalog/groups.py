@@ -10,7 +10,7 @@ import structlog
 from storage.catalog.records import decode, encode
 from storage.catalog.topic import decode_topic_id, read_topic_ids
 from storage.errors import Corrupt, IncompatibleFormat
-from storage.formats.refusal import UNDECODABLE
+from storage.formats.levels import UNDECODABLE
 from storage.limits import METADATA_VALUE_BYTES_MAX
 from storage.metadata.keys import GroupKeys
 from storage.metadata.port import Key, MetadataStore, Record

@@ -25,8 +25,7 @@ from storage.catalog.records import ATTEMPTS_MAX, decode, encode, given_up, paus
 from storage.catalog.topic import decode_topic
 from storage.errors import AlreadyExists, Corrupt, EndsEarly, IncompatibleFormat, NotFound, OutcomeUnknown
 from storage.formats.control import Control, Entry, decode_chunk, decode_control
-from storage.formats.levels import LEVEL_FIRST, LEVEL_MAX, problem_with, problem_with_announced
-from storage.formats.refusal import UNDECODABLE
+from storage.formats.levels import LEVEL_FIRST, LEVEL_MAX, UNDECODABLE, problem_with, problem_with_announced
 from storage.formats.segment import segment_key
 from storage.formats.wal import decode_header, header_bytes, object_key
 from storage.limits import WAL_OBJECT_SLICES_MAX

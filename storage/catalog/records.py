@@ -16,7 +16,7 @@ from crc32c import crc32c
 from runtime.ids import Entropy
 from runtime.turns import Turns
 from storage.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable
-from storage.formats.refusal import UNDECODABLE, newer, undecodable
+from storage.formats.levels import UNDECODABLE, newer, undecodable
 from storage.limits import WRITE_REQUEST_BYTES_MAX, WRITE_REQUEST_OPS_MAX
 from storage.metadata.port import Applied, DeleteRange, Key, MetadataStore, NotApplied, OpResult, Put, Unknown, WriteOp
 

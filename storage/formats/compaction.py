@@ -12,7 +12,7 @@ import msgspec
 
 from storage.errors import Corrupt
 from storage.formats.control import SegmentEntry
-from storage.formats.refusal import UNDECODABLE, newer, undecodable
+from storage.formats.levels import UNDECODABLE, newer, undecodable
 from storage.vocabulary import ObjectId
 
 FMT: Final = 1

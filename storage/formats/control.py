@@ -24,7 +24,7 @@ import msgspec
 
 from runtime.ulid import decode_ulid
 from storage.errors import Corrupt
-from storage.formats.refusal import UNDECODABLE, newer, undecodable
+from storage.formats.levels import UNDECODABLE, newer, undecodable
 from storage.vocabulary import ObjectId
 
 FMT: Final = 1

@@ -23,7 +23,7 @@ from storage.formats.control import (
     encode,
     with_rewritten,
 )
-from storage.formats.refusal import undecodable
+from storage.formats.levels import undecodable
 from storage.limits import (
     CONTROL_BYTES_TARGET,
     INLINE_BYTES_MAX,
