@@ -12,8 +12,7 @@ from compactor.plan import CompactionPolicy, age_due_ms, count_due
 from runtime.clock import Clock
 from runtime.ulid import ulid_ms
 from storage.errors import NotFound, StorageError
-from storage.formats.compaction import decode_attempt
-from storage.formats.control import Control, Entry, inline_bytes
+from storage.formats.control import Control, Entry, decode_attempt, inline_bytes
 from storage.log.index import EntriesMoved, uncompacted_pages
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import MetadataStore

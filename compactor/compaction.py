@@ -26,16 +26,19 @@ from runtime.clock import Clock
 from runtime.ids import Entropy, IdSource
 from runtime.ulid import ulid_ms
 from storage.errors import AlreadyExists, Unavailable
-from storage.formats.compaction import CompactionAttempt, CompactionState, decode_attempt, encode_attempt
 from storage.formats.control import (
+    CompactionAttempt,
+    CompactionState,
     Control,
     Entry,
     LogState,
     SegmentEntry,
     SegmentFact,
+    decode_attempt,
     decode_control,
     decode_segment,
     encode,
+    encode_attempt,
     inline_bytes,
 )
 from storage.formats.segment import SegmentWriter

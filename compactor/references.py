@@ -20,8 +20,7 @@ from compactor.records import Records
 from runtime.ids import Entropy, IdSource
 from storage.catalog.topic import decode_topic_id
 from storage.errors import Unavailable
-from storage.formats.compaction import decode_attempt
-from storage.formats.control import Control, Entry, LogState, decode_chunk, decode_control, decode_segment
+from storage.formats.control import Control, Entry, LogState, decode_attempt, decode_chunk, decode_control, decode_segment
 from storage.metadata import keys as metadata_keys
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import ABSENT, Applied, Delete, Key, MetadataStore, Put, Record, Session, WriteOp, children_of

@@ -11,8 +11,7 @@ from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.spool import Spool
 from storage.cache.blocks import RangeSource
 from storage.errors import Corrupt, StorageError, without_frames
-from storage.formats.control import Entry
-from storage.formats.source import object_of
+from storage.formats.control import Entry, object_of
 from storage.formats.wal import object_key
 from storage.log.scan import BatchRun, scan
 from storage.recordbatch import BatchHeader, parse_header, restamp, stamp_max_timestamp, verify

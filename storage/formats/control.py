@@ -14,6 +14,8 @@ JSON, so that an operator can read it; the small structs inside are arrays, so t
 Format 2 is that and "rewritten":[…], a segment. Format 3 is either, with an entry that carries its batches; an index chunk that has one is
 of format 3, too. Without these a record is of format 1, byte for byte, so that a merge is all that a release before level 2 cannot read,
 and an inline entry all that one before level 3 cannot.
+
+A compaction under way lies beside it, at meta/compaction (`CompactionAttempt`). `object_of` names what holds the batches of an entry.
 """
 
 from collections.abc import Sequence
@@ -25,7 +27,12 @@ import msgspec
 from runtime.ulid import decode_ulid
 from storage.errors import Corrupt
 from storage.formats.levels import UNDECODABLE, newer, undecodable
-from storage.vocabulary import ObjectId
+from storage.formats.segment import segment_key
+from storage.formats.wal import object_key
+from storage.vocabulary import ObjectId, PartitionId
+
+Spans = tuple[tuple[int, int], ...]
+"""Position and length, in an object."""
 
 FMT: Final = 1
 FMT_REWRITTEN: Final = 2
@@ -33,7 +40,6 @@ FMT_REWRITTEN: Final = 2
 FMT_INLINE: Final = 3
 """A record with an inline entry has this number."""
 NO_TIMESTAMP: Final = -1
-
 CONTROL_BYTES: Final = 600
 ENTRY_BYTES: Final = 310
 SPAN_BYTES: Final = 125
@@ -42,16 +48,18 @@ PRODUCER_BYTES: Final = 150
 PRODUCER_BATCH_BYTES: Final = 175
 PAGE_REF_BYTES: Final = 300
 """What decoded records take in memory, estimated: at least three quarters of it (tests/unit/storage/log/test_sizes.py)."""
+COMPACTION_FMT: Final = 1
+INLINE_PREFIX = "inline/"
+"""Before the id of an entry that carries its batches: no object has such a name."""
+
+_encoder = msgspec.json.Encoder()
+_attempt_encoder = msgspec.json.Encoder()
 
 
 class LogState(Enum):
     OPEN = "OPEN"
     FENCED = "FENCED"
     DELETED = "DELETED"
-
-
-Spans = tuple[tuple[int, int], ...]
-"""Position and length, in an object."""
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -190,8 +198,6 @@ class ProducerPage(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_u
 
 
 T = TypeVar("T", Control, IndexChunk, SegmentFact, ProducerPage)
-
-_encoder = msgspec.json.Encoder()
 _control_decoder = msgspec.json.Decoder(Control)
 _chunk_decoder = msgspec.json.Decoder(IndexChunk)
 _segment_decoder = msgspec.json.Decoder(SegmentFact)
@@ -259,6 +265,66 @@ def decode_page(data: bytes, *, path: str) -> dict[int, ProducerState]:
     return _decode(_page_decoder, data, path).producers
 
 
+def entries_bytes(entries: Sequence[Entry]) -> int:
+    size_bytes = ENTRY_BYTES * len(entries)
+    for entry in entries:
+        size_bytes += len(entry.batches) if isinstance(entry.batches, bytes) else SPAN_BYTES * len(entry.batches)
+    return size_bytes
+
+
+def control_bytes(control: Control | None) -> int:
+    if control is None:
+        return 0
+    size_bytes = CONTROL_BYTES + entries_bytes(control.pending) + WRITER_BYTES * len(control.writers) + PAGE_REF_BYTES * len(control.pages)
+    if control.producers:
+        batches = sum([len(state.batches) for state in control.producers.values()])
+        size_bytes += PRODUCER_BYTES * len(control.producers) + PRODUCER_BATCH_BYTES * batches
+    return size_bytes
+
+
+class CompactionState(Enum):
+    WRITING_SEGMENT = "WRITING_SEGMENT"
+    COMMITTING = "COMMITTING"
+    DELETING_INDEX = "DELETING_INDEX"
+
+
+class CompactionAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """`cursor` is the compaction cursor that the attempt began with; `segment` is known once its object is whole."""
+
+    fmt: int = COMPACTION_FMT
+    state: CompactionState
+    cursor: int
+    object_id: ObjectId
+    segment: SegmentEntry | None = None
+
+
+_attempt_decoder = msgspec.json.Decoder(CompactionAttempt)
+
+
+def encode_attempt(attempt: CompactionAttempt) -> bytes:
+    return _attempt_encoder.encode(attempt)
+
+
+def decode_attempt(data: bytes, *, path: str) -> CompactionAttempt:
+    """Raise `IncompatibleFormat` for a newer format and `Corrupt` for anything that is no attempt."""
+    try:
+        attempt = _attempt_decoder.decode(data)
+    except UNDECODABLE as error:
+        raise undecodable(error, data, known=COMPACTION_FMT, path=path) from error
+    if attempt.fmt > COMPACTION_FMT:
+        raise newer(attempt.fmt, known=COMPACTION_FMT, path=path)
+    if (attempt.state is CompactionState.WRITING_SEGMENT) != (attempt.segment is None):
+        raise Corrupt(f"a compaction contradicts itself: key={path!r} state={attempt.state.value} segment={attempt.segment}")
+    return attempt
+
+
+def object_of(source: EntrySource, partition: PartitionId) -> str:
+    """The key of the object, or `inline/{id}` where there is none."""
+    if not isinstance(source, Entry):
+        return segment_key(partition, source.object_id)
+    return f"{INLINE_PREFIX}{source.object_id}" if source.is_inline else object_key(source.object_id)
+
+
 def _check_format(control: Control, path: str) -> None:
     merged, newest, is_inline = control.rewritten, control.segment, has_inline(control.pending)
     if control.fmt != (FMT_INLINE if is_inline else FMT_REWRITTEN if merged is not None else FMT):
@@ -277,20 +343,3 @@ def _decode(decoder: msgspec.json.Decoder[T], data: bytes, path: str, *, known: 
     if value.fmt > known:
         raise newer(value.fmt, known=known, path=path)
     return value
-
-
-def entries_bytes(entries: Sequence[Entry]) -> int:
-    size_bytes = ENTRY_BYTES * len(entries)
-    for entry in entries:
-        size_bytes += len(entry.batches) if isinstance(entry.batches, bytes) else SPAN_BYTES * len(entry.batches)
-    return size_bytes
-
-
-def control_bytes(control: Control | None) -> int:
-    if control is None:
-        return 0
-    size_bytes = CONTROL_BYTES + entries_bytes(control.pending) + WRITER_BYTES * len(control.writers) + PAGE_REF_BYTES * len(control.pages)
-    if control.producers:
-        batches = sum([len(state.batches) for state in control.producers.values()])
-        size_bytes += PRODUCER_BYTES * len(control.producers) + PRODUCER_BATCH_BYTES * batches
-    return size_bytes

@@ -21,8 +21,7 @@ from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
 from storage.cache.blocks import BlockCache, RangeSource
 from storage.errors import Corrupt, EndsEarly, NotFound, StorageError, Unavailable, without_frames
-from storage.formats.control import Entry, EntrySource, SegmentEntry, Spans
-from storage.formats.source import object_of
+from storage.formats.control import Entry, EntrySource, SegmentEntry, Spans, object_of
 from storage.formats.wal import object_key
 from storage.log.fresh_reads import ControlReads
 from storage.log.index import EntryIndex, check_range

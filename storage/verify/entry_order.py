@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from runtime.ulid import decode_ulid
-from storage.formats.control import Control, Entry, EntrySource, IndexChunk, SegmentEntry
-from storage.formats.source import object_of
+from storage.formats.control import Control, Entry, EntrySource, IndexChunk, SegmentEntry, object_of
 from storage.verify.findings import FindingKind, StoreFinding, finding
 from storage.vocabulary import PartitionId
 

@@ -8,8 +8,7 @@ from typing import Final
 from runtime.lru import LruCache
 from storage.cache.singleflight import SingleFlight
 from storage.errors import Corrupt, EndsEarly, IncompatibleFormat, StorageError, without_frames
-from storage.formats.control import Entry, Spans
-from storage.formats.source import object_of
+from storage.formats.control import Entry, Spans, object_of
 from storage.formats.wal import WalHeader, decode_header, header_bytes, object_key
 from storage.limits import KIB
 from storage.verify.batches import StoredBatch, batches_between, header_times, whole_batches

@@ -8,9 +8,8 @@ from typing import Final
 import msgspec
 
 from runtime.ulid import RANDOM_BITS, decode_ulid
-from storage.formats.control import Control, Entry, SegmentEntry
+from storage.formats.control import Control, Entry, SegmentEntry, object_of
 from storage.formats.segment import segment_key
-from storage.formats.source import object_of
 from storage.metadata.port import Record
 from storage.recordbatch import (
     ATTRIBUTE_CONTROL,

@@ -13,8 +13,7 @@ from compactor.limits import CompactorLimits
 from compactor.plan import CompactionPolicy
 from runtime.clock import SystemClock
 from storage.errors import Corrupt, OutcomeUnknown, Unavailable
-from storage.formats.compaction import CompactionState, decode_attempt
-from storage.formats.control import Control, LogState, encode, inline_bytes
+from storage.formats.control import CompactionState, Control, LogState, decode_attempt, encode, inline_bytes
 from storage.formats.segment import decode_footer, parse_segment_key, segment_key
 from storage.formats.wal import object_key
 from storage.log.flush import InlineSettings

@@ -15,8 +15,7 @@ from runtime.ids import IdSource
 from storage.catalog.collections import Deletions, accept_older
 from storage.catalog.topics import Topic, Topics
 from storage.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable
-from storage.formats.compaction import CompactionAttempt, CompactionState, encode_attempt
-from storage.formats.control import LogState
+from storage.formats.control import CompactionAttempt, CompactionState, LogState, encode_attempt
 from storage.formats.segment import segment_key, segments_of_topic
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys

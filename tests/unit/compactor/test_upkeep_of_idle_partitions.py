@@ -17,8 +17,17 @@ from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
 from storage.catalog.identity import open_cluster, write_marker
 from storage.catalog.topics import Topics
-from storage.formats.compaction import CompactionState, decode_attempt
-from storage.formats.control import Control, PageRef, ProducerBatch, ProducerPage, ProducerState, WriterEntry, encode
+from storage.formats.control import (
+    CompactionState,
+    Control,
+    PageRef,
+    ProducerBatch,
+    ProducerPage,
+    ProducerState,
+    WriterEntry,
+    decode_attempt,
+    encode,
+)
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import ABSENT, Applied, Put
