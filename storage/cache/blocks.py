@@ -8,30 +8,33 @@ evicted as a whole, who sends a part of it keeps no more than it alive, and what
 fetched counts as well: room is made for it before it is asked for, and reads that find none wait.
 
 Reads of history have a share of all that: what they keep beyond it goes first (storage/cache/eviction.py), and what they fetch beyond it
-waits, in a line of its own.
+waits, in a line of its own. Calls under way have places, and one folder of the object store gets a share of them (`Shares`): a slow prefix
+leaves places to the others.
 """
 
 import asyncio
 import contextlib
+from asyncio import Future, get_running_loop
 from bisect import bisect_left, bisect_right, insort
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
 from storage.cache.eviction import HISTORY_SHARE_MAX, EvictionOrder, Name
-from storage.cache.limits import DEFAULT_LIMITS, FETCH_BLOCKS_MAX, CacheLimits
-from storage.cache.shares import ReadRoom, Shares
 from storage.cache.singleflight import SingleFlight
 from storage.errors import EndsEarly
-from storage.limits import BLOCK_BYTES, PART_BYTES
+from storage.limits import BLOCK_BYTES, MIB, PART_BYTES
 from storage.recordbatch import cut_views
 from storage.vocabulary import Buffer
 
+FETCH_BLOCKS_MAX: Final = 4
+"""Blocks in one ranged GET: 16 MiB of the default size."""
 FETCHES_AT_ONCE: Final = 4
 """Per read; further fetches wait for these."""
-
 REQUESTS: Final = Metric(
     "forebay_cache_requests_total",
     "Pieces asked of the block cache: hit (a part of at most a MiB that was there), miss (a GET), coalesced (waited for another's GET).",
@@ -41,6 +44,150 @@ BYTES: Final = Metric("forebay_cache_bytes", "Bytes that the block cache holds."
 FETCHING_BYTES: Final = Metric(
     "forebay_cache_fetching_bytes", "Bytes that reads under way through the block cache fetch, or wait for.", aggregation="sum"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheLimits:
+    """Fetches of blocks under way, of all folders of the object store and of one, and what a piece in memory counts."""
+
+    fetches_max: int = 48
+    """Fewer than the connections of an S3 client, so that puts find one."""
+    folder_fetches_max: int = 32
+    fetches_bytes_max: int = 64 * MIB
+    folder_bytes_max: int = 40 * MIB
+    """A call that is larger runs when no other of its folder does."""
+    fetching_bytes_min: int = FETCH_BLOCKS_MAX * BLOCK_BYTES
+    """What may be fetched at a time whatever the size of the cache. A read that needs more goes on when no other does."""
+    piece_overhead_bytes: int = 1_024
+    """Counted per piece for the objects around its bytes, so that many small pieces are bounded, too. What a store needs to have a piece
+    begin at a page, 4 KiB of half a MiB, is not."""
+
+
+DEFAULT_LIMITS: Final = CacheLimits()
+
+
+class _Use:
+    __slots__ = ("bytes", "calls")
+
+    def __init__(self) -> None:
+        self.calls = self.bytes = 0
+
+    def has_room(self, size_bytes: int, calls_max: int, bytes_max: int) -> bool:
+        return not self.calls or (self.calls < calls_max and self.bytes + size_bytes <= bytes_max)
+
+    def add(self, calls: int, size_bytes: int) -> None:
+        self.calls += calls
+        self.bytes += size_bytes
+
+
+class Shares:
+    """`take` a place before a call and `give_back` after it. Waiters are served in order, but never behind a folder that has its share."""
+
+    def __init__(self, *, limits: CacheLimits = DEFAULT_LIMITS) -> None:
+        self._calls_max, self._bytes_max = limits.fetches_max, limits.fetches_bytes_max
+        self._folder_calls_max, self._folder_bytes_max = limits.folder_fetches_max, limits.folder_bytes_max
+        self._all = _Use()
+        self._of: dict[str, _Use] = {}
+        self._waiting: deque[tuple[str, int, Future[None]]] = deque()
+
+    def has(self, key: str, size_bytes: int) -> bool:
+        """Whether `take` would not wait."""
+        return not self._waiting and self._has_room(key.rpartition("/")[0], size_bytes)
+
+    async def take(self, key: str, size_bytes: int) -> None:
+        """A place for a call that brings `size_bytes` of the object `key`. Cancelled: none is held."""
+        folder = key.rpartition("/")[0]
+        if not self._waiting and self._has_room(folder, size_bytes):
+            self._add(folder, size_bytes)
+            return
+        turn = get_running_loop().create_future()
+        waiting = folder, size_bytes, turn
+        self._waiting.append(waiting)
+        self._serve()
+        try:
+            await turn
+        except BaseException:
+            if turn.cancelled():
+                self._waiting.remove(waiting)
+                self._serve()  # it may have been large, and first
+            else:
+                self.give_back(key, size_bytes)
+            raise
+
+    def give_back(self, key: str, size_bytes: int) -> None:
+        folder = key.rpartition("/")[0]
+        self._all.add(-1, -size_bytes)
+        use = self._of[folder]
+        use.add(-1, -size_bytes)
+        if not use.calls:
+            del self._of[folder]
+        if self._waiting:
+            self._serve()
+
+    def _serve(self) -> None:
+        full: set[str] = set()
+        for waiting in tuple(self._waiting):
+            folder, size_bytes, turn = waiting
+            if turn.cancelled() or folder in full:
+                continue
+            if not self._all.has_room(size_bytes, self._calls_max, self._bytes_max):
+                return  # a large one is not overtaken for ever by small ones
+            if self._has_room(folder, size_bytes):
+                self._waiting.remove(waiting)
+                self._add(folder, size_bytes)
+                turn.set_result(None)
+            else:
+                full.add(folder)
+
+    def _has_room(self, folder: str, size_bytes: int) -> bool:
+        use = self._of.get(folder)
+        return self._all.has_room(size_bytes, self._calls_max, self._bytes_max) and (
+            use is None or use.has_room(size_bytes, self._folder_calls_max, self._folder_bytes_max)
+        )
+
+    def _add(self, folder: str, size_bytes: int) -> None:
+        self._all.add(1, size_bytes)
+        self._of.setdefault(folder, _Use()).add(1, size_bytes)
+
+
+class ReadRoom:
+    """A read that is larger than all of it goes on when no other does."""
+
+    def __init__(self, *, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+        self._waiting = 0
+        self.bytes = 0
+        """What is held."""
+
+    @contextlib.asynccontextmanager
+    async def held(self, size_bytes: int) -> AsyncIterator[None]:
+        """Room for what one read holds, all at once: reads with a part each would wait for each other."""
+        self._waiting += 1
+        try:
+            async with self._turn:
+                while not self._fits(size_bytes):
+                    self._freed.clear()
+                    await self._freed.wait()
+                self.bytes += size_bytes
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._free(size_bytes)
+
+    def has(self, size_bytes: int) -> bool:
+        """Whether `held` would not wait, not even for others that do."""
+        return not self._waiting and self._fits(size_bytes)
+
+    def _fits(self, size_bytes: int) -> bool:
+        return not self.bytes or self.bytes + size_bytes <= self._bytes_max
+
+    def _free(self, size_bytes: int) -> None:
+        self.bytes -= size_bytes
+        self._freed.set()
 
 
 class RangeSource(Protocol):

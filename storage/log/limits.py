@@ -138,7 +138,7 @@ class LogLimits:
     reads_ahead_max: int = 24
     """Under way at a time, over all partitions."""
     reading_ahead_bytes_max: int = 32 * MIB
-    """Under way at a time: well below what storage/cache/shares.py allows of all, so that reads find a place beside them."""
+    """Under way at a time: well below what storage/cache/blocks.py allows of all, so that reads find a place beside them."""
     front_share_min: float = 1 / 4
     """As a share of the block cache: what may lie in front of all consumers in order, or be on its way there, whatever is evicted for it.
     It is half of what history has for certain, and more where there are few consumers, or where the tail has little. The rest is for the

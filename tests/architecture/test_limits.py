@@ -88,7 +88,7 @@ ELSEWHERE: Final = {
     "broker/groups/sweep.py LOOKS_MAX": "the pace of a sweep; the rest is looked at by later ones",
     "broker/groups/sweep.py REMEMBERED_MAX": "what one sweep tells the next: without it groups are looked at again",
     "broker/groups/sweep.py NAMES_TOGETHER_MAX": "topics in one read",
-    "storage/cache/limits.py FETCH_BLOCKS_MAX": "the size of a GET",
+    "storage/cache/blocks.py FETCH_BLOCKS_MAX": "the size of a GET",
     "storage/log/limits.py LogLimits.whole_segment_bytes_max": "what is larger is read in blocks, and its footer with a GET of its own",
     "storage/log/limits.py LogLimits.ahead_gap_bytes_max": "what is fetched for nothing with a GET",
     "storage/objects/files.py PARTS_MAX": "what is read in more parts is read the ordinary way",

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
-from storage.cache.blocks import BYTES, FETCHES_AT_ONCE, FETCHING_BYTES, BlockCache, Piece
-from storage.cache.limits import DEFAULT_LIMITS, FETCH_BLOCKS_MAX, CacheLimits
+from storage.cache.blocks import BYTES, DEFAULT_LIMITS, FETCH_BLOCKS_MAX, FETCHES_AT_ONCE, FETCHING_BYTES, BlockCache, CacheLimits, Piece
 from storage.errors import NotFound, Unavailable
 from tests.kit.by_ranges import PartsByRange
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from storage.cache.shares import ReadRoom
+from storage.cache.blocks import ReadRoom
 
 
 async def turns() -> None:

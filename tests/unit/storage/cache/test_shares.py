@@ -3,8 +3,7 @@
 import asyncio
 import random
 
-from storage.cache.limits import CacheLimits
-from storage.cache.shares import Shares
+from storage.cache.blocks import CacheLimits, Shares
 
 SMALL = CacheLimits(fetches_max=6, folder_fetches_max=2, fetches_bytes_max=60, folder_bytes_max=30)
 

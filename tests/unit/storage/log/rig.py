@@ -12,9 +12,8 @@ from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
-from storage.cache.blocks import BlockCache
-from storage.cache.limits import DEFAULT_LIMITS as DEFAULT_CACHE_LIMITS
-from storage.cache.limits import CacheLimits
+from storage.cache.blocks import DEFAULT_LIMITS as DEFAULT_CACHE_LIMITS
+from storage.cache.blocks import BlockCache, CacheLimits
 from storage.errors import StorageError, Unavailable
 from storage.formats.control import Control, decode_control, encode
 from storage.formats.levels import LEVEL_MAX

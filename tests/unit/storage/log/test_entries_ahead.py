@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from runtime.supervision import Nursery
-from storage.cache.limits import DEFAULT_LIMITS as DEFAULT_CACHE_LIMITS
-from storage.cache.limits import CacheLimits
+from storage.cache.blocks import DEFAULT_LIMITS as DEFAULT_CACHE_LIMITS
+from storage.cache.blocks import CacheLimits
 from storage.errors import Unavailable
 from storage.formats.control import Entry
 from storage.formats.wal import object_key

@@ -11,9 +11,8 @@ import pytest
 
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
-from storage.cache.blocks import BlockCache
-from storage.cache.limits import DEFAULT_LIMITS as DEFAULT_CACHE_LIMITS
-from storage.cache.limits import CacheLimits
+from storage.cache.blocks import DEFAULT_LIMITS as DEFAULT_CACHE_LIMITS
+from storage.cache.blocks import BlockCache, CacheLimits
 from storage.errors import Unavailable
 from storage.formats.control import SegmentEntry
 from storage.formats.segment import segment_key
