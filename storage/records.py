@@ -148,8 +148,8 @@ def is_time_doubtful(batch: Buffer, header: BatchHeader) -> bool:
 def greatest_time(batch: Buffer, header: BatchHeader, *, bytes_max: int | None = None, breathe: Callable[[], None] = lambda: None) -> int:
     """What Kafka's brokers write as the greatest time of a batch: that of its records, NO_TIMESTAMP at least.
 
-    Costs a tenth of a microsecond per record. Only the length and the time of a record are looked at. Calls `breathe` every SLICE_RECORDS
-    records; raises what `decompress_records` raises, and `Corrupt` for records that are not what the header says.
+    Costs a tenth of a microsecond per record. Only the length and the time of a record are looked at. Calls `breathe` every
+    TIME_SLICE_RECORDS records; raises what `decompress_records` raises, and `Corrupt` for records that are not what the header says.
     """
     codec = header.attributes & CODEC_MASK
     return _greatest_in(decompress_records(memoryview(batch)[HEADER_BYTES:], codec, bytes_max=bytes_max), header, breathe)
@@ -296,7 +296,7 @@ def read_records(
 ) -> Readable:
     """Read one batch whose header has been checked; what has no timestamp is never out of time.
 
-    Blocks for as long as it takes, and calls `breathe` every SLICE_RECORDS records or headers, so that a thread can let others run.
+    Blocks for as long as it takes, and calls `breathe` every READ_SLICE_RECORDS records or headers, so that a thread can let others run.
     Raises `Unreadable`; `Corrupt` as `records.decompress_records` and `check_frames` do; `TooLarge` for what decompresses to more than
     `bytes_max` or has more headers than `headers_max`.
     """

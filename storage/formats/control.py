@@ -289,7 +289,13 @@ class CompactionState(Enum):
 
 
 class CompactionAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
-    """`cursor` is the compaction cursor that the attempt began with; `segment` is known once its object is whole."""
+    """A compaction under way: what any compactor needs to finish or to drop it. Format 1, JSON.
+
+        {"fmt":1, "state":"COMMITTING", "cursor":0, "object_id":"…", "segment":[base, last, "object id", size_bytes, max, running max]}
+
+    It decides nothing: a segment counts once the control record names it. An attempt that was dropped leaves an object for the collector.
+    `cursor` is the compaction cursor that the attempt began with; `segment` is known once its object is whole.
+    """
 
     fmt: int = COMPACTION_FMT
     state: CompactionState

@@ -1,7 +1,7 @@
 """Which formats a cluster may write, and what becomes of bytes that this release cannot decode (docs/adr/0017-a-format-gate.md).
 
-A release reads all format levels up to its own, LEVEL_MAX, and writes at the one in force, which the cluster's record says. So a release may
-bring new formats while brokers that do not know them still run; they are written once the level was raised.
+A release reads all format levels up to its own, LEVEL_MAX, and writes at the one in force, which the cluster's record says. So a release
+may bring new formats while brokers that do not know them still run; they are written once the level was raised.
 
 A record is refused as a whole for a number, a field, an element or a name in it that is not known here: what cannot be read would be lost
 when the record is written again.

@@ -8,14 +8,14 @@ from storage.errors import Corrupt, EndsEarly, IncompatibleFormat
 from storage.formats.control import SegmentEntry
 from storage.formats.segment import (
     FOOTER_READ_BYTES,
-    SEGMENT_HEADER_BYTES,
     SegmentFooter,
     check_block,
     decode_footer,
-    decode_segment_header,
     footer_bytes_missing,
     segment_key,
 )
+from storage.formats.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
+from storage.formats.segment import decode_header as decode_segment_header
 from storage.limits import MIB
 from storage.verify.batches import StoredBatch, header_times, whole_batches
 from storage.verify.entry_order import about_source

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import cramjam
 import pytest
 
-from storage import record_reading
+from storage import records
 from storage.errors import Corrupt
 from storage.limits import MIB
 from storage.recordbatch import parse_header
@@ -138,7 +138,7 @@ def test_lz4_blocks_that_depend_on_each_other_are_not_read_as_by_java() -> None:
 
 
 def test_headers_are_bounded_over_all_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_reading, "HEADERS_MAX", 10)
+    monkeypatch.setattr(records, "HEADERS_MAX", 10)
     five = varint(5) + (varint(0) + varint(0)) * 5
     two, three = (b"".join(sized(fields(offset=varint(delta), headers=five)) for delta in range(count)) for count in (2, 3))
 

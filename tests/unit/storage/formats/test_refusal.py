@@ -15,7 +15,7 @@ from storage.catalog.identity import decode_cluster, decode_marker
 from storage.catalog.producer_ids import decode_next_block
 from storage.catalog.topic import decode_topic, decode_topic_id
 from storage.errors import Corrupt, IncompatibleFormat
-from storage.formats import levels, refusal, wal
+from storage.formats import levels, wal
 from storage.formats.control import decode_chunk, decode_control, decode_page
 from storage.log.batch import Appended
 from storage.metadata.keys import PartitionKeys
@@ -98,8 +98,8 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
         def error(self, event: str, **facts: object) -> None:
             lines.append({"event": event, **facts})
 
-    monkeypatch.setattr(refusal, "_log", Log())
-    monkeypatch.setattr(refusal, "_logged", set())
+    monkeypatch.setattr(levels, "_log", Log())
+    monkeypatch.setattr(levels, "_logged", set())
     return lines
 
 
@@ -169,17 +169,17 @@ def test_an_array_that_is_too_short_is_damage() -> None:
 
 def test_it_is_logged_once_for_a_key_with_the_release_and_for_so_many_keys(logged: list[dict[str, object]]) -> None:
     decode, value = RECORDS["offset"]
-    for number in range(refusal.LOGGED_MAX + 50):
+    for number in range(levels.LOGGED_MAX + 50):
         for _ in range(3):
             with pytest.raises(IncompatibleFormat):
                 decode(Record(f"llog/{number}", json.dumps({**value, "more": 1}).encode(), 1))
 
-    assert len(logged) == refusal.LOGGED_MAX
+    assert len(logged) == levels.LOGGED_MAX
     assert {name: logged[0][name] for name in ("event", "key", "fmt", "release")} == {
         "event": "newer_format",
         "key": "llog/0",
         "fmt": 1,
-        "release": refusal.forebay_version(),
+        "release": levels.forebay_version(),
     }
     assert "Object contains unknown field `more`" in str(logged[0]["cause"])
 
@@ -220,9 +220,9 @@ def test_every_struct_of_a_record_refuses_what_it_does_not_know() -> None:
 
 def test_the_level_of_this_release_names_the_formats_that_are_written() -> None:
     from storage.catalog import brokers, groups, identity, producer_ids, topic
-    from storage.formats import compaction, control, segment
+    from storage.formats import control, segment
 
-    assert segment.FMT == compaction.FMT == brokers.COMPACTOR_FMT
+    assert segment.FMT == control.COMPACTION_FMT == brokers.COMPACTOR_FMT
     assert levels.FORMATS[levels.LEVEL_MAX] == {
         "WAL object": wal.FMT,
         "control record, index chunk, producer state": control.FMT_INLINE,
