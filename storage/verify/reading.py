@@ -1,19 +1,56 @@
-"""Both stores as a verification reads them: with a deadline and a second chance for every call, and few calls at a time."""
+"""Both stores as a verification reads them: with a deadline and a second chance for every call, and few calls at a time.
+
+`VerifyLimits` bounds a verification and an inventory; tests lower it. A `StoreReading` has it for all that read through it.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from storage.errors import EndsEarly, Unavailable
 from storage.metadata.port import Key, MetadataStore, Record
 from storage.objects.port import ObjectStat, ObjectStore
-from storage.verify.limits import DEFAULT_LIMITS, VerifyLimits
 from storage.vocabulary import Buffer
 
 CALL_TIMEOUT_S: Final = 30.0
 TRIES: Final = 4
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyLimits:
+    """What is read at a time, how long a reader waits before it looks again, and how much stays in memory."""
+
+    # Calls of the stores
+
+    pause_s: float = 0.5
+    """A second try begins after twice this; the pause doubles with each further one."""
+
+    # The walk through a partition
+
+    chunks_per_page: int = 16
+    """Index chunks in memory at a time: about 256 entries."""
+    segments_per_page: int = 256
+    second_look_s: float = 0.2
+    """How long to wait before a hole is looked at again: for a node that answers old state, and for the one that takes its place."""
+
+    # Objects
+
+    objects_per_list: int = 1_000
+    window_objects: int = 200_000
+    """Objects in memory at a time, about 60 MiB. All metadata are read once for each window."""
+    slices_kept_max: int = 100_000
+    """Slices of the headers that are kept: about 30 MiB. An object whose header was dropped is read again for its next partition."""
+
+    # Findings
+
+    findings_kept_max: int = 1_000
+    """Beyond these, findings are counted by kind."""
+
+
+DEFAULT_LIMITS: Final = VerifyLimits()
 
 
 class StoreReading:

@@ -73,8 +73,8 @@ ELSEWHERE: Final = {
     # A command that looks at the stores: what does not fit is looked at again, or counted. tests/unit/storage/verify has their tests.
     "storage/verify/entry_order.py OVERLAP_ENTRIES_MAX": "entries that later chunks are compared with",
     "storage/verify/partition_check.py CONTROL_READS_MAX": "looks at pages of producers that commits replace",
-    "storage/verify/limits.py VerifyLimits.findings_kept_max": "findings that are listed; the others are counted by kind",
-    "storage/verify/limits.py VerifyLimits.slices_kept_max": "headers that are not read again",
+    "storage/verify/reading.py VerifyLimits.findings_kept_max": "findings that are listed; the others are counted by kind",
+    "storage/verify/reading.py VerifyLimits.slices_kept_max": "headers that are not read again",
     # How a thing is done: whoever asks gets the same answer, in the same memory.
     "broker/groups/coordinator.py GROUP_CHARS_SAID_MAX": "of a group's name in a line; docs/limits.md has the bound of all fields",
     "broker/half_sent.py RANKED_MAX": "senders to evict that one look finds: the next finds the others",

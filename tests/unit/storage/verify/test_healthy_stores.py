@@ -21,8 +21,7 @@ from storage.metadata.port import DeleteRange, Key, NotApplied, Put, Record
 from storage.objects.port import ObjectStat
 from storage.verify.active_partitions import count_offsets
 from storage.verify.findings import FindingKind
-from storage.verify.limits import DEFAULT_LIMITS, VerifyLimits
-from storage.verify.reading import StoreReading
+from storage.verify.reading import DEFAULT_LIMITS, StoreReading, VerifyLimits
 from tests.kit.record_batches import record_batch
 from tests.unit.compactor.compacting import compacting, merging
 from tests.unit.storage.log.rig import PARTITION, Rig, rig

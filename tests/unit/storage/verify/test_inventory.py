@@ -7,8 +7,7 @@ import pytest
 from storage.formats.wal import object_key
 from storage.verify.findings import FindingKind
 from storage.verify.inventory import Inventory, StoreTotals, kind_of_object, unreferenced_findings
-from storage.verify.limits import DEFAULT_LIMITS, VerifyLimits
-from storage.verify.reading import StoreReading
+from storage.verify.reading import DEFAULT_LIMITS, StoreReading, VerifyLimits
 from storage.vocabulary import ObjectId
 from tests.kit.stepping_clock import SteppingClock
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
