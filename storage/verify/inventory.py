@@ -16,9 +16,8 @@ from storage.formats.control import Entry
 from storage.formats.segment import parse_segment_key
 from storage.formats.wal import object_key
 from storage.objects.port import ObjectStat
-from storage.verify.active_partitions import ActivePartition, active_partitions, side_by_side
 from storage.verify.findings import FindingKind, StoreFinding, finding
-from storage.verify.partition_walk import PartitionWalk
+from storage.verify.partitions import ActivePartition, PartitionWalk, active_partitions, side_by_side
 from storage.verify.reading import StoreReading
 from storage.vocabulary import ObjectId
 

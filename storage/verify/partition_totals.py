@@ -5,9 +5,8 @@ from collections.abc import Collection
 import msgspec
 
 from storage.formats.control import Entry
-from storage.verify.active_partitions import ActivePartition, active_partitions, side_by_side
 from storage.verify.findings import FindingKind, StoreFinding
-from storage.verify.partition_walk import PartitionWalk
+from storage.verify.partitions import ActivePartition, PartitionWalk, active_partitions, side_by_side
 from storage.verify.reading import StoreReading
 
 

@@ -10,9 +10,9 @@ from storage.catalog.topic import TopicState, decode_topic
 from storage.errors import Corrupt, IncompatibleFormat
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
-from storage.verify.active_partitions import ActivePartition, active_partitions, side_by_side
 from storage.verify.findings import FindingKind, Severity, StoreFinding, finding
 from storage.verify.partition_check import Checked, Depth, PartitionCheck
+from storage.verify.partitions import ActivePartition, active_partitions, side_by_side
 from storage.verify.reading import StoreReading
 from storage.verify.wal_objects import WalHeads
 

@@ -21,9 +21,8 @@ from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
 from storage.objects.port import is_key
 from storage.opening import Stores
-from storage.verify.active_partitions import ActivePartition, active_partitions, side_by_side
 from storage.verify.inventory import kind_of_object, objects_under
-from storage.verify.partition_walk import PartitionWalk
+from storage.verify.partitions import ActivePartition, PartitionWalk, active_partitions, side_by_side
 from storage.verify.reading import StoreReading
 
 READS_AT_ONCE: Final = 16

@@ -19,10 +19,10 @@ from runtime.clock import SystemClock
 from storage.errors import StorageError
 from storage.metadata import keys
 from storage.opening import Stores
-from storage.verify.active_partitions import active_partitions, count_offsets
 from storage.verify.findings import Severity, StoreFinding
 from storage.verify.inventory import Inventory, unreferenced_findings
 from storage.verify.partition_check import SAMPLE_PARTS, Checked, Depth
+from storage.verify.partitions import active_partitions, count_offsets
 from storage.verify.reading import StoreReading
 from storage.verify.verification import Findings, Verification
 

@@ -19,8 +19,8 @@ from storage.errors import OutcomeUnknown, Unavailable
 from storage.formats.control import LogState
 from storage.metadata.port import DeleteRange, Key, NotApplied, Put, Record
 from storage.objects.port import ObjectStat
-from storage.verify.active_partitions import count_offsets
 from storage.verify.findings import FindingKind
+from storage.verify.partitions import count_offsets
 from storage.verify.reading import DEFAULT_LIMITS, StoreReading, VerifyLimits
 from tests.kit.record_batches import record_batch
 from tests.unit.compactor.compacting import compacting, merging
