@@ -11,10 +11,9 @@ from storage.errors import Corrupt, EndsEarly, IncompatibleFormat, NotFound
 from storage.formats.control import Control, Entry, PageRef, SegmentEntry, Spans, decode_page
 from storage.verify.entry_order import about_source, malformed, of_bytes
 from storage.verify.findings import FindingKind, FindingReport, StoreFinding, finding, kind_of
+from storage.verify.objects import WalHeads, of_blocks, of_footer, of_head, of_inline, of_slices
 from storage.verify.partitions import LocatedSource, PartitionWalk
 from storage.verify.reading import StoreReading
-from storage.verify.segment_objects import of_blocks, of_footer
-from storage.verify.wal_objects import WalHeads, of_head, of_inline, of_slices
 from storage.vocabulary import ObjectId, PartitionId
 
 SAMPLE_PARTS: Final = 10_000

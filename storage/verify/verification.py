@@ -11,10 +11,10 @@ from storage.errors import Corrupt, IncompatibleFormat
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
 from storage.verify.findings import FindingKind, Severity, StoreFinding, finding
+from storage.verify.objects import WalHeads
 from storage.verify.partition_check import Checked, Depth, PartitionCheck
 from storage.verify.partitions import ActivePartition, active_partitions, side_by_side
 from storage.verify.reading import StoreReading
-from storage.verify.wal_objects import WalHeads
 
 OffsetsPassed = Callable[[int], None]
 

@@ -10,11 +10,9 @@ from storage.formats.segment import HEADER_BYTES, decode_header
 from storage.metadata.port import MetadataStore
 from storage.objects.port import ObjectStat
 from storage.recordbatch import CODEC_MASK
-from storage.verify.batches import StoredBatch, batches_between
 from storage.verify.inventory import kind_of_object
+from storage.verify.objects import StoredBatch, batches_between, read_footer, read_head
 from storage.verify.reading import StoreReading
-from storage.verify.segment_objects import read_footer
-from storage.verify.wal_objects import read_head
 from storage.vocabulary import PartitionId
 
 
