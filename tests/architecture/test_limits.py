@@ -72,7 +72,7 @@ ELSEWHERE: Final = {
     "storage/metadata/oxia/http2.py HEADERS_KEPT_BYTES_MAX": "a cache of answers' headers",
     # A command that looks at the stores: what does not fit is looked at again, or counted. tests/unit/storage/verify has their tests.
     "storage/verify/entry_order.py OVERLAP_ENTRIES_MAX": "entries that later chunks are compared with",
-    "storage/verify/partition_check.py CONTROL_READS_MAX": "looks at pages of producers that commits replace",
+    "storage/verify/verification.py CONTROL_READS_MAX": "looks at pages of producers that commits replace",
     "storage/verify/reading.py VerifyLimits.findings_kept_max": "findings that are listed; the others are counted by kind",
     "storage/verify/reading.py VerifyLimits.slices_kept_max": "headers that are not read again",
     # How a thing is done: whoever asks gets the same answer, in the same memory.

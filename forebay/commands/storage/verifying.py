@@ -21,10 +21,9 @@ from storage.metadata import keys
 from storage.opening import Stores
 from storage.verify.findings import Severity, StoreFinding
 from storage.verify.inventory import Inventory, unreferenced_findings
-from storage.verify.partition_check import SAMPLE_PARTS, Checked, Depth
 from storage.verify.partitions import active_partitions, count_offsets
 from storage.verify.reading import StoreReading
-from storage.verify.verification import Findings, Verification
+from storage.verify.verification import SAMPLE_PARTS, Checked, Depth, Findings, Verification
 
 _PERCENT: Final = "write a share of the objects, such as 1% or 0.25%"
 

@@ -18,9 +18,8 @@ from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Applied, Delete, Key, Put, Record, children_of
 from storage.objects.memory import MemoryObjectStore
 from storage.verify.findings import StoreFinding
-from storage.verify.partition_check import Depth
 from storage.verify.reading import DEFAULT_LIMITS, StoreReading, VerifyLimits
-from storage.verify.verification import Verification, Verified
+from storage.verify.verification import Depth, Verification, Verified
 from storage.vocabulary import PartitionId
 from tests.kit.record_batches import record_batch
 from tests.unit.compactor.compacting import compacting

@@ -11,8 +11,8 @@ from storage.formats.segment import HEADER_BYTES, decode_footer
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
 from storage.verify.findings import FindingKind, Severity, StoreFinding
-from storage.verify.partition_check import Depth
 from storage.verify.reading import VerifyLimits
+from storage.verify.verification import Depth
 from tests.unit.storage.log.rig import Rig, rig
 from tests.unit.storage.verify.stores import (
     DEEP,
