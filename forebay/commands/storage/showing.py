@@ -19,8 +19,7 @@ from runtime.clock import SystemClock
 from storage.errors import NotFound
 from storage.objects.port import ObjectStat, is_key
 from storage.opening import Stores
-from storage.verify.inventory import Inventory, StoreTotals, objects_under
-from storage.verify.partition_totals import PartitionTotal, partition_totals
+from storage.verify.inventory import Inventory, PartitionTotal, StoreTotals, objects_under, partition_totals
 from storage.verify.reading import StoreReading
 
 

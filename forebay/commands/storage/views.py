@@ -7,8 +7,7 @@ from forebay.commands.debug.views import time_text
 from forebay.kafka_client.tables import NOTHING, align, facts
 from forebay.kafka_client.text import printable
 from storage.verify.findings import StoreFinding
-from storage.verify.inventory import ObjectTotal, StoreTotals
-from storage.verify.partition_totals import PartitionTotal
+from storage.verify.inventory import ObjectTotal, PartitionTotal, StoreTotals
 
 if TYPE_CHECKING:
     from forebay.commands.storage.object_facts import ObjectAnswer, PartRow

@@ -9,7 +9,7 @@ from compactor.references import wal_references
 from storage.formats.control import Entry
 from storage.log.flush import InlineSettings
 from storage.verify.findings import FindingKind
-from storage.verify.partition_totals import partition_totals
+from storage.verify.inventory import partition_totals
 from storage.verify.reading import StoreReading
 from tests.unit.storage.log.rig import Rig, rig
 from tests.unit.storage.verify.stores import DEEP, NAME, change_control, compact, fill, fill_both, make_topic, verify

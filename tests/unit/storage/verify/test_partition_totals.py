@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from storage.metadata.keys import PartitionKeys
-from storage.verify.partition_totals import PartitionTotal, partition_totals
+from storage.verify.inventory import PartitionTotal, partition_totals
 from storage.verify.reading import StoreReading
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 from tests.unit.storage.verify.stores import NAME, OTHER, change_control, compact, fill, fill_both, make_topic, objects_of, put
