@@ -1,7 +1,7 @@
 """The partitions that the catalog has, and all entries of one in the order of offsets, from the metadata alone.
 
-Brokers append and compactors move entries meanwhile. What is read is judged by a control record that was read before. So whatever seems to be
-wrong is looked at again by a newer one, and is a finding only if that says that the entries have not moved.
+Brokers append and compactors move entries meanwhile. What is read is judged by a control record that was read before. So whatever seems to
+be wrong is looked at again by a newer one, and is a finding only if that says that the entries have not moved.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Whether the stores hold what they should: all partitions of a cluster, or of some topics.
 
-`Verification` goes through one page of topics after the other and some partitions side by side. `PartitionCheck` looks at one partition: its
-records in the metadata store, and the objects that its entries name.
+`Verification` goes through one page of topics after the other and some partitions side by side. `PartitionCheck` looks at one partition:
+its records in the metadata store, and the objects that its entries name.
 """
 
 import asyncio
