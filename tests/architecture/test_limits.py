@@ -207,9 +207,9 @@ def constant(name: str) -> object:
 
 
 def bounds(path: Path) -> list[str]:
-    """Names of the bounds that a file has, as constants or, if it is a package's limits.py, as fields of a `…Limits` class."""
+    """Names of the bounds that a file has, as constants or, in a limits.py or beside DEFAULT_LIMITS, as fields of a `…Limits` class."""
     text = path.read_text()
-    if path.name != "limits.py":
+    if path.name != "limits.py" and re.search(r"^DEFAULT_LIMITS\b", text, re.MULTILINE) is None:
         return BOUND.findall(text)
     fields = [f"{found[1]}.{field}" for found in LIMITS.finditer(text) for field in FIELD.findall(found[0])]
     return [*BOUND.findall(text), *fields]

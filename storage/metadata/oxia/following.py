@@ -1,4 +1,4 @@
-"""Streams that Oxia holds open: who leads which shard, and hints of changed keys.
+"""Streams that Oxia holds open: the leaders of shards, and hints of changed keys.
 
 `AssignmentFollower` follows several nodes at once, as long as the store is open: one that hangs or lags shall not be the only source.
 `NotificationFollower` has one stream per shard while somebody is subscribed, and resumes it where it broke off.
