@@ -20,8 +20,7 @@ from bench.results import GIB, KIB, MIB, CaseResult, Fact, Run, Work
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
-from storage.catalog.cluster import open_cluster
-from storage.catalog.store_marker import write_marker
+from storage.catalog.identity import open_cluster, write_marker
 from storage.catalog.topics import Topics
 from storage.formats.control import Control, Entry, IndexChunk, encode
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
