@@ -14,12 +14,11 @@ from forebay.commands.cost.commands import cost
 from forebay.commands.debug.commands import debug
 from forebay.commands.generate.commands import generate
 from forebay.commands.group.commands import group
-from forebay.commands.settings_options import ConfigFile, SettingOverrides
 from forebay.commands.spark.commands import spark
 from forebay.commands.storage.commands import storage
 from forebay.commands.topic.commands import topic
 from forebay.kafka_client.failures import failures_reported
-from forebay.kafka_client.options import Output, OutputFormat, Quiet, Terminal
+from forebay.kafka_client.options import ConfigFile, Output, OutputFormat, Quiet, SettingOverrides, Terminal
 
 COMPLETION_VARIABLE = "_FOREBAY_COMPLETE"
 """While a shell sets it, `forebay` answers the shell instead of running a command."""

@@ -1,23 +1,69 @@
-"""The options that every command of a Kafka client has, and what it prints: data on stdout, talk on stderr."""
+"""Options and arguments that several commands take, and what they print with: data on stdout, talk on stderr.
+
+Names of topics and groups are completed where a shell asks. Only the standard library and Typer are imported here: `--help` reads this file.
+"""
 
 import enum
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from forebay.kafka_client.durations import parse_duration_ms
-from forebay.kafka_client.text import check_text, printable, printable_json
+from forebay.kafka_client.failures import ClientFailed
+from forebay.kafka_client.text import check_name, check_names, check_text, printable, printable_json
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
     from forebay.kafka_client.connection import ClusterConnection
 
+MILLISECONDS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
+MILLISECONDS_MAX: Final = 2**53
+
+_NUMBER_AND_UNIT: Final = re.compile(r"(-?\d{1,18}(?:\.\d{1,9})?)([a-zA-Z]*)", re.ASCII)
+_ISO_8601: Final = re.compile(
+    r"P(?=.)(?:(\d{1,9})D)?(?:T(?=.)(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,9}(?:\.\d{1,9})?)S)?)?", re.ASCII | re.IGNORECASE
+)
 DEFAULT_BOOTSTRAP: Final = "localhost:9092"
 DEFAULT_TIMEOUT: Final = "10s"
 OTHER_NAMES: Final = "ls is another name of list, rm of delete."
 DURATION_MAX_S: Final = 10 * 365 * 86_400
+PARTITIONS_MAX: Final = 10_000
+"""What brokers create at once, Forebay's (storage/catalog/topics.py) and Apache Kafka's."""
+COMPLETION_WITHIN_S: Final = 1.0
+"""Longer than this, nobody waits for a completion."""
+OFFERED_MAX: Final = 500
+
+_HARMLESS: Final = re.compile(r"[\w.][\w.@%+=:,/-]*")
+"""Anybody may name a group `$(reboot)`, and a shell that put this into a line would run it."""
+
+
+def parse_duration_ms(text: str) -> int:
+    """Raise ValueError with a phrase for what is no duration."""
+    if iso := _ISO_8601.fullmatch(text):
+        parts = zip(("d", "h", "m", "s"), iso.groups(), strict=True)
+        return _whole(sum((Fraction(number) * MILLISECONDS[unit] for unit, number in parts if number is not None), Fraction(0)))
+    plain = _NUMBER_AND_UNIT.fullmatch(text.strip())
+    if plain is None:
+        raise ValueError("is not a duration: write for example 250ms, 5s or 10m")
+    number, unit = plain.groups()
+    if not unit and Fraction(number) != 0:
+        raise ValueError(f"needs a unit: write for example {number}ms or {number}s")
+    if unit and unit not in MILLISECONDS:
+        raise ValueError(f"has an unknown unit {unit!r}: use {', '.join(reversed(MILLISECONDS))}")
+    return _whole(Fraction(number) * MILLISECONDS[unit or "ms"])
+
+
+def _whole(milliseconds: Fraction) -> int:
+    if milliseconds % 1:
+        raise ValueError("is finer than a millisecond")
+    if abs(milliseconds) > MILLISECONDS_MAX:
+        raise ValueError("is longer than any clock runs")
+    return int(milliseconds)
 
 
 class Output(enum.StrEnum):
@@ -48,7 +94,7 @@ class Terminal:
             typer.echo(printable(line), err=True)
 
     def warn(self, line: str) -> None:
-        """What `quiet` does not silence."""
+        """Say what `quiet` does not silence."""
         typer.echo(printable(line), err=True)
 
     def show(self, data: object, table: str) -> None:
@@ -97,3 +143,94 @@ def pairs(given: list[str] | None, *, option: str, example: str) -> dict[str, st
             raise typer.BadParameter(f"{option} {name} is given twice")
         found[name] = value
     return found
+
+
+def topic_names(context: typer.Context, incomplete: str) -> list[str]:
+    return _offered(context, incomplete, lambda connection, admin: connection.metadata(admin).topics)
+
+
+def group_names(context: typer.Context, incomplete: str) -> list[str]:
+    return _offered(context, incomplete, _groups)
+
+
+def _groups(connection: "ClusterConnection", admin: "AdminClient") -> Iterable[str]:
+    from forebay.commands.group.administration import read_groups
+
+    return [group.name for group in read_groups(connection, admin).groups]
+
+
+def _offered(context: typer.Context, incomplete: str, names: "Callable[[ClusterConnection, AdminClient], Iterable[str]]") -> list[str]:
+    from forebay.kafka_client.connection import connect
+
+    try:
+        connection = connect(context.params.get("bootstrap") or DEFAULT_BOOTSTRAP, timeout_s=COMPLETION_WITHIN_S)
+        found = names(connection, connection.admin())
+    except ClientFailed:
+        return []
+    return sorted(name for name in found if name.startswith(incomplete) and _HARMLESS.fullmatch(name))[:OFFERED_MAX]
+
+
+TopicNameArgument = Annotated[
+    str,
+    typer.Argument(
+        help="The topic's name; put -- before a name that begins with a dash.",
+        metavar="TOPIC",
+        autocompletion=topic_names,
+        callback=check_name,
+    ),
+]
+
+Configs = Annotated[list[str] | None, typer.Option("--config", "-c", help="Set this config of the topic; repeatable.", metavar="KEY=VALUE")]
+
+ReplicationFactor = Annotated[
+    int | None,
+    typer.Option("--replication-factor", "-r", min=1, max=10_000, help="Ask Apache Kafka for this many replicas; Forebay needs none."),
+]
+
+TopicNamesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        help="The topics' names; put -- before a name that begins with a dash.",
+        metavar="TOPIC...",
+        autocompletion=topic_names,
+        callback=check_names,
+    ),
+]
+
+
+def partition_count(given: int | None) -> int | None:
+    """For options that create partitions. Raise `BadParameter` for more than brokers create at once."""
+    if given is not None and given > PARTITIONS_MAX:
+        raise typer.BadParameter(f"{given:,} partitions are too many: brokers create {PARTITIONS_MAX:,} at most")
+    return given
+
+
+GroupNameArgument = Annotated[
+    str,
+    typer.Argument(
+        help="The group's name; put -- before a name that begins with a dash.",
+        metavar="GROUP",
+        autocompletion=group_names,
+        callback=check_name,
+    ),
+]
+
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        envvar="FOREBAY_CONFIG",
+        help="Read settings from this file.  [default: ./forebay.yaml, if it exists]",
+        metavar="FILE",
+    ),
+]
+SettingOverrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Set one setting; it overrides file and environment. Repeatable.  [env var: FOREBAY_SECTION__NAME]",
+        metavar="KEY=VALUE",
+    ),
+]

@@ -5,8 +5,7 @@ from typing import Annotated
 import typer
 
 from forebay.commands.bench.settings import CLIENTS_MAX, NUMBER_MAX, RECORD_BYTES_MAX, RECORDS_MAX, STAMP_BYTES, Acks, Compression
-from forebay.commands.topic.arguments import PARTITIONS_MAX, partition_count
-from forebay.kafka_client.completion import topic_names
+from forebay.kafka_client.options import PARTITIONS_MAX, partition_count, topic_names
 from forebay.kafka_client.text import check_name
 
 

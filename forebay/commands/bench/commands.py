@@ -40,15 +40,16 @@ from forebay.commands.bench.settings import (
     RequestsLoad,
     warm_up_records,
 )
-from forebay.commands.topic.arguments import Configs, ReplicationFactor
 from forebay.kafka_client.failures import failures_reported
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT,
     Bootstrap,
+    Configs,
     Output,
     OutputFormat,
     Quiet,
+    ReplicationFactor,
     Terminal,
     Timeout,
     open_connection,

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from forebay.commands.settings_options import ConfigFile, SettingOverrides
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, EXIT_UNHEALTHY, ClientFailed, failures_reported
-from forebay.kafka_client.options import Output, OutputFormat, Quiet, Terminal
+from forebay.kafka_client.options import ConfigFile, Output, OutputFormat, Quiet, SettingOverrides, Terminal
 
 if TYPE_CHECKING:
     from compactor.backlog import Backlog

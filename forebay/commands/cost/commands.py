@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from forebay.commands.settings_options import ConfigFile, SettingOverrides
 from forebay.kafka_client.failures import EXIT_UNHEALTHY, EXIT_UNREACHABLE, failures_reported
-from forebay.kafka_client.options import DEFAULT_TIMEOUT, Output, OutputFormat, Quiet, Terminal, Timeout, seconds
+from forebay.kafka_client.options import (
+    DEFAULT_TIMEOUT,
+    ConfigFile,
+    Output,
+    OutputFormat,
+    Quiet,
+    SettingOverrides,
+    Terminal,
+    Timeout,
+    seconds,
+)
 
 if TYPE_CHECKING:
     from process.settings.model import Settings
@@ -165,7 +174,7 @@ def report(
     """
     with failures_reported():
         from forebay.commands.cost.report import ask_prometheus, report_data, report_table
-        from forebay.kafka_client.durations import parse_duration_ms
+        from forebay.kafka_client.options import parse_duration_ms
 
         since_ms = _parsed(lambda text: parse_duration_ms(str(text)), since, "--since", minimum=1_000)
         if not prometheus.startswith(("http://", "https://")):

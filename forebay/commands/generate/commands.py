@@ -149,7 +149,7 @@ def _table() -> "Mapping[str, Metric]":
 
 def _duration(text: str, option: str) -> str:
     """The duration as Prometheus writes it."""
-    from forebay.kafka_client.durations import parse_duration_ms
+    from forebay.kafka_client.options import parse_duration_ms
 
     try:
         given_ms = parse_duration_ms(text)

@@ -5,22 +5,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.commands.group.arguments import GroupNameArgument
 from forebay.commands.group.lag_command import lag
 from forebay.commands.group.offset_deletion_command import delete_offsets
 from forebay.commands.group.reset_command import reset_offsets
-from forebay.kafka_client.completion import group_names
 from forebay.kafka_client.failures import EXIT_FAILED, ClientFailed, confirm, exit_if_any, failures_reported, noting_failure
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT,
     OTHER_NAMES,
     Bootstrap,
+    GroupNameArgument,
     Output,
     OutputFormat,
     Quiet,
     Terminal,
     Timeout,
+    group_names,
     open_connection,
 )
 from forebay.kafka_client.text import check_names

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from forebay.kafka_client.completion import group_names
 from forebay.kafka_client.failures import ClientFailed, failures_reported
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
@@ -18,6 +17,7 @@ from forebay.kafka_client.options import (
     Quiet,
     Terminal,
     Timeout,
+    group_names,
     open_connection,
     seconds,
 )

@@ -4,19 +4,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.commands.group.arguments import GroupNameArgument
-from forebay.kafka_client.completion import topic_names
 from forebay.kafka_client.failures import ClientFailed, confirm, exit_if_any, failures_reported, noting_failure
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT,
     Bootstrap,
+    GroupNameArgument,
     Output,
     OutputFormat,
     Quiet,
     Terminal,
     Timeout,
     open_connection,
+    topic_names,
 )
 from forebay.kafka_client.text import check_names
 

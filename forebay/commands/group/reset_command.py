@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.commands.group.arguments import GroupNameArgument
-from forebay.kafka_client.completion import topic_names
 from forebay.kafka_client.failures import failures_reported
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT,
     Bootstrap,
+    GroupNameArgument,
     Output,
     OutputFormat,
     Quiet,
     Terminal,
     Timeout,
     open_connection,
+    topic_names,
 )
 from forebay.kafka_client.text import check_text
 
@@ -139,7 +139,7 @@ def _target(
         raise typer.BadParameter(f"{' and '.join(given)} exclude each other" if given else f"say where to, with one of {ways}")
     from forebay.commands.group import resetting
     from forebay.commands.topic.starting import AtEnd, AtOffset, AtStart, AtTime, parse_time_ms
-    from forebay.kafka_client.durations import parse_duration_ms
+    from forebay.kafka_client.options import parse_duration_ms
     from runtime.clock import SystemClock
 
     now_ms = SystemClock().now_ms()

@@ -4,9 +4,7 @@ from typing import Annotated
 
 import typer
 
-from forebay.commands.settings_options import ConfigFile, SettingOverrides
-from forebay.kafka_client.durations import parse_duration_ms
-from forebay.kafka_client.options import Output, OutputFormat, Quiet, Terminal
+from forebay.kafka_client.options import ConfigFile, Output, OutputFormat, Quiet, SettingOverrides, Terminal, parse_duration_ms
 
 storage = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show and verify what the stores of a cluster hold.")
 

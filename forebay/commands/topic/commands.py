@@ -5,14 +5,6 @@ from typing import Annotated
 
 import typer
 
-from forebay.commands.topic.arguments import (
-    PARTITIONS_MAX,
-    Configs,
-    ReplicationFactor,
-    TopicNameArgument,
-    TopicNamesArgument,
-    partition_count,
-)
 from forebay.commands.topic.consume_command import consume, tail
 from forebay.commands.topic.produce_command import produce
 from forebay.commands.topic.trim_command import trim
@@ -21,14 +13,20 @@ from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT,
     OTHER_NAMES,
+    PARTITIONS_MAX,
     Bootstrap,
+    Configs,
     Output,
     OutputFormat,
     Quiet,
+    ReplicationFactor,
     Terminal,
     Timeout,
+    TopicNameArgument,
+    TopicNamesArgument,
     open_connection,
     pairs,
+    partition_count,
 )
 from forebay.kafka_client.text import check_text
 

@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, TypeVar
 
 import typer
 
-from forebay.commands.topic.arguments import TopicNamesArgument
-from forebay.kafka_client.completion import group_names
 from forebay.kafka_client.failures import EXIT_TIMED_OUT, ClientFailed, failures_reported
-from forebay.kafka_client.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT, Bootstrap, Quiet, Terminal, open_connection, seconds
+from forebay.kafka_client.options import (
+    DEFAULT_BOOTSTRAP,
+    DEFAULT_TIMEOUT,
+    Bootstrap,
+    Quiet,
+    Terminal,
+    TopicNamesArgument,
+    group_names,
+    open_connection,
+    seconds,
+)
 from forebay.kafka_client.text import check_name, printable_record
 
 if TYPE_CHECKING:

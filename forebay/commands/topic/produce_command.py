@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.commands.topic.arguments import TopicNameArgument
 from forebay.kafka_client.failures import EXIT_INTERRUPTED, EXIT_TIMED_OUT, EXIT_USAGE, ClientFailed, failures_reported
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
@@ -19,6 +18,7 @@ from forebay.kafka_client.options import (
     Quiet,
     Terminal,
     Timeout,
+    TopicNameArgument,
     open_connection,
 )
 from forebay.kafka_client.text import check_text

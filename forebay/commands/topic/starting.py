@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
-from forebay.kafka_client.durations import parse_duration_ms
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed
+from forebay.kafka_client.options import parse_duration_ms
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_EXPECTED: Final = "2026-11-21T08:00Z, milliseconds, or -10m for ten minutes ago"

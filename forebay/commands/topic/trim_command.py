@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.commands.topic.arguments import TopicNameArgument
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed, confirm, exit_if_any, failures_reported, noting_failure
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
@@ -15,6 +14,7 @@ from forebay.kafka_client.options import (
     Quiet,
     Terminal,
     Timeout,
+    TopicNameArgument,
     open_connection,
 )
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay.commands.bench.load.routing import CLIENT, LEAST_IN_FLIGHT, OWNERS, ROUND_ROBIN
 from forebay.commands.bench.settings import Compression
-from forebay.kafka_client.durations import parse_duration_ms
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
+from forebay.kafka_client.options import parse_duration_ms
 from process.settings.keys import SETTINGS
 
 if TYPE_CHECKING:

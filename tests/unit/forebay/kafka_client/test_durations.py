@@ -1,6 +1,6 @@
 import pytest
 
-from forebay.kafka_client.durations import parse_duration_ms
+from forebay.kafka_client.options import parse_duration_ms
 
 
 @pytest.mark.parametrize(

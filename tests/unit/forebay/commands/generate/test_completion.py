@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from forebay.cli import application
 from forebay.commands.generate.completion import SCRIPTS
-from forebay.kafka_client.completion import topic_names
+from forebay.kafka_client.options import topic_names
 
 
 @pytest.mark.parametrize("shell", SCRIPTS)

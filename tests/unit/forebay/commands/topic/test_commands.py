@@ -2,7 +2,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli import application
-from forebay.commands.topic.arguments import PARTITIONS_MAX
+from forebay.kafka_client.options import PARTITIONS_MAX
 from storage.catalog import topics
 
 
