@@ -1,32 +1,75 @@
-"""A Kafka cluster reached through its bootstrap brokers. Only standard APIs are used: it may be Forebay or Apache Kafka.
+"""The way to a cluster: bootstrap addresses, clients of the library, and what their errors mean for the exit code.
 
-Every wait ends at the timeout given. librdkafka keeps trying to connect without saying why it cannot, so the addresses are tried first.
+The library asks advertised addresses alone. `ask_for_cluster` asks the bootstrap address itself, on a connection of its own, and so
+finds out where the advertised ones are what is wrong.
 """
 
 import contextlib
 import re
 import socket
+import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[attr-defined]
 
-from forebay.kafka_client.codes import NO_ANSWER, exit_code_of
-from forebay.kafka_client.failures import EXIT_TIMED_OUT, EXIT_UNREACHABLE, EXIT_USAGE, ClientFailed
+from forebay.kafka_client.failures import (
+    EXIT_FAILED,
+    EXIT_NOT_FOUND,
+    EXIT_REFUSED,
+    EXIT_TIMED_OUT,
+    EXIT_UNREACHABLE,
+    EXIT_USAGE,
+    ClientFailed,
+)
 from forebay.kafka_client.interrupts import PatientConsumer, PatientProducer, interruptible
 from runtime.clock import SystemClock
 
+UNKNOWN_TOPIC: Final = frozenset(
+    {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001
+)
+NO_ANSWER: Final = frozenset(
+    {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT}  # noqa: SLF001
+)
+"""No broker said this: the client library gave up."""
+_EXIT_CODES: Final = {
+    EXIT_NOT_FOUND: {*UNKNOWN_TOPIC, KafkaError.GROUP_ID_NOT_FOUND},
+    EXIT_UNREACHABLE: {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE},  # noqa: SLF001
+    EXIT_TIMED_OUT: {KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError.REQUEST_TIMED_OUT},  # noqa: SLF001
+    EXIT_REFUSED: {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError._AUTHENTICATION,  # noqa: SLF001
+        KafkaError.SECURITY_DISABLED,
+        KafkaError.POLICY_VIOLATION,
+    },
+    EXIT_USAGE: {
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.INVALID_PARTITIONS,
+        KafkaError.INVALID_REPLICATION_FACTOR,
+        KafkaError.INVALID_CONFIG,
+        KafkaError.INVALID_REQUEST,
+        KafkaError.INVALID_GROUP_ID,
+        KafkaError._INVALID_ARG,  # noqa: SLF001
+    },
+}
+_METADATA: Final = 3
+_VERSION: Final = 4
+"""Known to every Kafka since 0.11."""
+_CORRELATION_ID: Final = 4_711
+_METADATA_BYTES_MAX: Final = 2**20
 KAFKA_PORT: Final = 9092
 PORT_MAX: Final = 65_535
 CONNECT_WITHIN_S: Final = 5.0
 DIAGNOSE_WITHIN_S: Final = 2.0
 ANSWER_WITHIN_MAX_S: Final = 3_600.0
 """The library waits for no answer longer than this."""
-
 CLIENT_ID: Final = "forebay"
 REQUEST_WITHIN_DEFAULT_S: Final = 60.0
 REQUEST_WITHIN_MAX_S: Final = 300.0
@@ -34,11 +77,22 @@ REQUEST_WITHIN_MAX_S: Final = 300.0
 ANSWER_BYTES_MAX: Final = 1_000_000_000
 PAUSE_S: Final = 0.2
 _LEAST_S: Final = 0.1
-
-if TYPE_CHECKING:
-    from forebay.kafka_client.who_answers import ClusterSeen
-
 T = TypeVar("T")
+
+
+def exit_code_of(error: KafkaError) -> int:
+    return next((exit_code for exit_code, codes in _EXIT_CODES.items() if error.code() in codes), EXIT_FAILED)
+
+
+class AdvertisedNode(NamedTuple):
+    broker_id: int
+    host: str
+    port: int
+
+
+class ClusterSeen(NamedTuple):
+    cluster_id: str
+    nodes: tuple[AdvertisedNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +209,12 @@ class ClusterConnection:
             f"{self.named} did not answer within {self.timeout_s:g} s. Wait longer with --timeout.", exit_code=EXIT_TIMED_OUT
         )
 
-    def _seen(self) -> "ClusterSeen | None":
+    def _seen(self) -> ClusterSeen | None:
         """Asked without the library, which asks the addresses that are advertised, and without topics, of which there may be many."""
-        from forebay.kafka_client.who_answers import ask
 
         for address in self.bootstrap:
             with contextlib.suppress(OSError, ValueError):
-                return ask(address, within_s=DIAGNOSE_WITHIN_S)
+                return ask_for_cluster(address, within_s=DIAGNOSE_WITHIN_S)
         return None
 
     def _config(self) -> dict[str, Any]:
@@ -213,3 +266,58 @@ def message_of(error: KafkaError) -> str:
     """What the broker said, as a sentence."""
     text = error.str().removeprefix("Broker: ").removeprefix("Local: ").strip()
     return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+Partition = tuple[str, int]
+
+
+def ask_for_cluster(address: BootstrapServer, *, within_s: float) -> ClusterSeen:
+    """Raise OSError if there is no answer, ValueError if it is not one of Kafka's."""
+    client = CLIENT_ID.encode()
+    # No topics, and none to be made.
+    body = struct.pack(">hhih", _METADATA, _VERSION, _CORRELATION_ID, len(client)) + client + struct.pack(">i?", 0, False)
+    with socket.create_connection((address.host, address.port), timeout=within_s) as connection:
+        connection.sendall(struct.pack(">i", len(body)) + body)
+        (size,) = struct.unpack(">i", _received(connection, 4))
+        if not 0 < size <= _METADATA_BYTES_MAX:
+            raise ValueError(f"no answer of Kafka: length={size}")
+        return parse_cluster(_received(connection, size))
+
+
+def parse_cluster(answer: bytes) -> ClusterSeen:
+    """Raise ValueError for what is no such answer."""
+    try:
+        correlation_id, _, count = struct.unpack_from(">iii", answer)
+        if correlation_id != _CORRELATION_ID:
+            raise ValueError(f"an answer to another request: correlation_id={correlation_id}")
+        position, nodes = 12, []
+        for _ in range(count):
+            (broker_id,) = struct.unpack_from(">i", answer, position)
+            host, position = _text(answer, position + 4)
+            (port,) = struct.unpack_from(">i", answer, position)
+            _, position = _text(answer, position + 4)
+            nodes.append(AdvertisedNode(broker_id, host or "", port))
+        cluster_id, _ = _text(answer, position)
+    except struct.error as error:
+        raise ValueError(f"an answer that is too short: bytes={len(answer)}") from error
+    return ClusterSeen(cluster_id or "", tuple(nodes))
+
+
+def _text(answer: bytes, position: int) -> tuple[str | None, int]:
+    (length,) = struct.unpack_from(">h", answer, position)
+    start = position + 2
+    if length < 0:
+        return None, start
+    if start + length > len(answer):
+        raise ValueError(f"an answer that is too short: bytes={len(answer)}")
+    return answer[start : start + length].decode(), start + length
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        piece = connection.recv(size - len(found))
+        if not piece:
+            raise ConnectionResetError("closed before it answered")
+        found += piece
+    return found

@@ -1,6 +1,6 @@
 """Options and arguments that several commands take, and what they print with: data on stdout, talk on stderr.
 
-Names of topics and groups are completed where a shell asks. Only the standard library and Typer are imported here: `--help` reads this file.
+Shells complete names of topics and groups by it. `--help` reads this file, so it imports the standard library and Typer alone.
 """
 
 import enum

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from forebay.commands.bench.settings import ConsumeLoad, EndToEndLoad, ProduceLoad, RequestsLoad
-from forebay.kafka_client.tables import NOTHING, facts
+from forebay.kafka_client.text import NOTHING, facts
 
 _MICROSECONDS: Final = 3
 """Digits behind the point of milliseconds."""

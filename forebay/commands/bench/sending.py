@@ -16,8 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from forebay.commands.bench.pacing import due_count, due_s
 from forebay.commands.bench.payloads import PayloadMessages, Payloads
 from forebay.commands.bench.waiting import POLL_LEAST_S, POLL_S, BrokerPatience, RecordsMoved
-from forebay.kafka_client.codes import NO_ANSWER, exit_code_of
-from forebay.kafka_client.connection import ClusterConnection, message_of
+from forebay.kafka_client.connection import NO_ANSWER, ClusterConnection, exit_code_of, message_of
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
 from forebay.kafka_client.interrupts import interruptible
 from runtime.clock import Clock

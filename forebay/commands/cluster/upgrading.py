@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from forebay.commands.debug.opening import open_for_reading
-from forebay.kafka_client.tables import facts
+from forebay.kafka_client.text import facts
 from process.settings.model import Settings
 from storage.catalog.format_level import Raising, raise_level
 

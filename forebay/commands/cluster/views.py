@@ -6,7 +6,7 @@ import msgspec
 from confluent_kafka.admin import ClusterMetadata, DescribeClusterResult  # type: ignore[attr-defined]
 
 from forebay.commands.cluster.health import ClusterHealth
-from forebay.kafka_client.tables import align, facts
+from forebay.kafka_client.text import align, facts
 
 
 class BrokerLine(msgspec.Struct, frozen=True, kw_only=True):

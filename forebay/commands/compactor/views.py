@@ -8,8 +8,8 @@ import msgspec
 
 from compactor.backlog import Backlog
 from compactor.measures import CycleReport, outcome_of
-from forebay.kafka_client.tables import align, facts
-from storage.catalog.brokers import CompactorRecord
+from forebay.kafka_client.text import align, facts
+from storage.catalog.compactors import CompactorRecord
 
 
 def cycle_lines(report: CycleReport) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import msgspec
 
 from forebay.commands.generate.rules import BROKERS
 from forebay.kafka_client.failures import EXIT_UNREACHABLE, ClientFailed
-from forebay.kafka_client.tables import align
+from forebay.kafka_client.text import align
 from process.cost.prices import GIB, MONTH_S
 
 ANSWER_BYTES_MAX: Final = 4 * 2**20

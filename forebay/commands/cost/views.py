@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from forebay.kafka_client.tables import align
+from forebay.kafka_client.text import align
 from process.cost.estimate import CostItem, Estimated, ExpectedLoad
 from process.cost.prices import GIB, PriceTable, StorePrices
 

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from forebay.kafka_client.connection import BootstrapServer, cannot_reach
-from forebay.kafka_client.who_answers import ask
+from forebay.kafka_client.connection import BootstrapServer, ask_for_cluster, cannot_reach
 
 
 class Respondent(NamedTuple):
@@ -40,7 +39,7 @@ def at_kafka(host: str, port: int, *, within_s: float) -> Respondent | NoAnswer:
     if (cause := cannot_reach(address, within_s=within_s)) is not None:
         return NoAnswer(cause, is_closed=True)
     try:
-        found = ask(address, within_s=within_s)
+        found = ask_for_cluster(address, within_s=within_s)
     except (OSError, ValueError):
         return NoAnswer(f"what listens at {address} does not answer as a Kafka broker without TLS and SASL", is_closed=False)
     ids = [node.broker_id for node in found.nodes if (node.host, node.port) == (host, port)]

@@ -8,10 +8,8 @@ import msgspec
 from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, ConsumerGroupType, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConsumerGroupDescription, MemberDescription  # type: ignore[attr-defined]
 
-from forebay.kafka_client.codes import NO_ANSWER, exit_code_of
-from forebay.kafka_client.connection import ClusterConnection, message_of
+from forebay.kafka_client.connection import NO_ANSWER, ClusterConnection, Partition, exit_code_of, message_of
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, EXIT_TIMED_OUT, ClientFailed
-from forebay.kafka_client.partition import Partition
 
 ASKED_AT_A_TIME: Final = 16
 """So many questions about single groups are open at once."""

@@ -7,9 +7,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ClusterMetadata, OffsetSpec  # type: ignore[attr-defined]
 
 from forebay.commands.group.administration import GroupFacts, MemberFacts, describe_groups, group_failure, read_committed
-from forebay.kafka_client.codes import UNKNOWN_TOPIC
-from forebay.kafka_client.connection import ClusterConnection
-from forebay.kafka_client.partition import Partition
+from forebay.kafka_client.connection import UNKNOWN_TOPIC, ClusterConnection, Partition
 
 
 class PartitionLag(msgspec.Struct, frozen=True, kw_only=True):

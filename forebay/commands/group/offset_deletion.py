@@ -13,11 +13,9 @@ from kio.static.primitive import i32
 
 from forebay.commands.group.administration import look_up_group, read_committed
 from forebay.commands.group.resetting import Scope
-from forebay.kafka_client.codes import exit_code_of
-from forebay.kafka_client.connection import ClusterConnection, message_of, parse_bootstrap
+from forebay.kafka_client.connection import ClusterConnection, Partition, exit_code_of, message_of, parse_bootstrap
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed
 from forebay.kafka_client.one_request import send_request
-from forebay.kafka_client.partition import Partition
 from runtime.clock import Clock
 
 _HAS_MEMBERS: Final = frozenset({ErrorCode.group_subscribed_to_topic, ErrorCode.non_empty_group})

@@ -9,9 +9,8 @@ from forebay.commands.group.lag import existing
 from forebay.commands.group.resetting import AtEach, OffsetReset, ResetTarget, Scope, plan_resets
 from forebay.commands.topic.administration import bounds, offsets_at
 from forebay.commands.topic.starting import AtTime, OffsetBounds
-from forebay.kafka_client.connection import ClusterConnection
+from forebay.kafka_client.connection import ClusterConnection, Partition
 from forebay.kafka_client.failures import EXIT_FAILED, ClientFailed, unknown_partition, unknown_topic
-from forebay.kafka_client.partition import Partition
 
 
 def plan(

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from forebay.commands.topic.starting import AtEnd, AtOffset, AtStart, AtTime, OffsetBounds
+from forebay.kafka_client.connection import Partition
 from forebay.kafka_client.failures import ClientFailed
-from forebay.kafka_client.partition import Partition
 
 _ROWS_MAX: Final = 1_000_000
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from forebay.commands.group.administration import AssignedTopic, GroupFacts, GroupLine, MemberFacts
 from forebay.commands.group.lag import GroupLag
 from forebay.commands.group.resetting import DeletedOffset, OffsetReset
-from forebay.kafka_client.tables import NOTHING, align, facts
+from forebay.kafka_client.text import NOTHING, align, facts
 
 
 def groups_table(groups: Sequence[GroupLine]) -> str:

@@ -12,7 +12,7 @@ from compactor.measures import outcome_of
 from forebay.commands.debug.opening import check_there
 from forebay.commands.storage.running import EXIT_UNSOUND
 from forebay.kafka_client.options import Terminal
-from forebay.kafka_client.tables import facts
+from forebay.kafka_client.text import facts
 from process import event_loop
 from process.explain import explain
 from process.settings.errors import SettingsError

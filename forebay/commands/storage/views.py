@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from forebay.commands.debug.views import time_text
-from forebay.kafka_client.tables import NOTHING, align, facts
-from forebay.kafka_client.text import printable
+from forebay.kafka_client.text import NOTHING, align, facts, printable
 from storage.verify.findings import StoreFinding
 from storage.verify.inventory import ObjectTotal, PartitionTotal, StoreTotals
 

@@ -20,8 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from forebay.commands.topic.starting import OffsetBounds
-from forebay.kafka_client.codes import UNKNOWN_TOPIC, exit_code_of
-from forebay.kafka_client.connection import ClusterConnection, message_of
+from forebay.kafka_client.connection import UNKNOWN_TOPIC, ClusterConnection, exit_code_of, message_of
 from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, ClientFailed, unknown_topic
 from runtime.clock import Clock
 

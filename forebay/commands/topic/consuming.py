@@ -6,10 +6,8 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from forebay.kafka_client.codes import NO_ANSWER, UNKNOWN_TOPIC, exit_code_of
-from forebay.kafka_client.connection import message_of
+from forebay.kafka_client.connection import NO_ANSWER, UNKNOWN_TOPIC, Partition, exit_code_of, message_of
 from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_TIMED_OUT, ClientFailed
-from forebay.kafka_client.partition import Partition
 from runtime.clock import Clock
 
 BATCH_RECORDS: Final = 1_000

@@ -8,9 +8,8 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from forebay.commands.topic.administration import bounds, look_up_topic, offsets_at
 from forebay.commands.topic.starting import AtTime, OffsetBounds, StartingPoint, Stop, offsets, stops
-from forebay.kafka_client.connection import ClusterConnection
+from forebay.kafka_client.connection import ClusterConnection, Partition
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed, unknown_partition
-from forebay.kafka_client.partition import Partition
 
 INTERNAL: str = "__"
 """Topics whose names begin so are a cluster's own."""

@@ -6,11 +6,9 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from forebay.commands.topic.consuming import READING, Consumed, Until, WriteMessages, at, judge, next_batch, silence
-from forebay.kafka_client.codes import exit_code_of
-from forebay.kafka_client.connection import message_of
+from forebay.kafka_client.connection import Partition, exit_code_of, message_of
 from forebay.kafka_client.failures import EXIT_TIMED_OUT, ClientFailed
 from forebay.kafka_client.interrupts import uninterrupted
-from forebay.kafka_client.partition import Partition
 from runtime.clock import Clock
 
 COMMIT_EVERY_S: Final = 1.0

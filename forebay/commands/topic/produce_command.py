@@ -116,8 +116,7 @@ def produce(
 def _judge(produced: "ProducedLines", left: int, timeout_s: float) -> None:
     """Raise for lines that were not stored, or of which that is not known."""
     from forebay.commands.topic.views import counted
-    from forebay.kafka_client.codes import NO_ANSWER, exit_code_of
-    from forebay.kafka_client.connection import message_of
+    from forebay.kafka_client.connection import NO_ANSWER, exit_code_of, message_of
 
     if produced.refused is not None:
         line, error = produced.refused

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from forebay.commands.topic.administration import TopicFacts, TopicLine
-from forebay.kafka_client.tables import NOTHING, align, facts
+from forebay.kafka_client.text import NOTHING, align, facts
 
 _SET_FOR_TOPIC = "DYNAMIC_TOPIC_CONFIG"
 

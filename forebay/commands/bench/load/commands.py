@@ -106,7 +106,7 @@ def status(run: RunFolder, output: OutputFormat = Output.TABLE) -> None:
     """Show every process of a run. Exit code 6: it is not up, or a process ended by itself."""
     with failures_reported():
         from forebay.commands.bench.load.steps import status as look
-        from forebay.kafka_client.tables import NOTHING, align
+        from forebay.kafka_client.text import NOTHING, align
 
         rows = look(run)
         table = align(

@@ -19,7 +19,7 @@ from forebay.commands.bench.load.stack import LoadStack
 from forebay.commands.bench.load.tasks import ClientReport
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
 from forebay.kafka_client.options import Terminal
-from forebay.kafka_client.tables import align
+from forebay.kafka_client.text import align
 from forebay.reference import shown_metrics
 from process.settings.errors import StartError
 from runtime.clock import Clock, SystemClock

@@ -1,7 +1,7 @@
 import pytest
 from confluent_kafka import KafkaError
 
-from forebay.kafka_client.codes import exit_code_of
+from forebay.kafka_client.connection import exit_code_of
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import pytest
 import typer
 
 from forebay.kafka_client.options import Output, Terminal, pairs, seconds
-from forebay.kafka_client.tables import align, facts
+from forebay.kafka_client.text import align, facts
 
 
 @pytest.mark.parametrize(("text", "expected"), [("60s", 60.0), ("250ms", 0.25), ("1m", 60.0)])

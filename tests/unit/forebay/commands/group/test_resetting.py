@@ -4,8 +4,8 @@ import pytest
 
 from forebay.commands.group.resetting import AtCurrent, AtEach, ResetTarget, Scope, ShiftedBy, parse_rows, parse_scope, plan_resets
 from forebay.commands.topic.starting import AtEnd, AtOffset, AtStart, AtTime, OffsetBounds
+from forebay.kafka_client.connection import Partition
 from forebay.kafka_client.failures import ClientFailed
-from forebay.kafka_client.partition import Partition
 
 BOUNDS = {("orders", 0): OffsetBounds(0, 10), ("orders", 1): OffsetBounds(5, 100)}
 COMMITTED = {("orders", 0): 3, ("orders", 1): 50}

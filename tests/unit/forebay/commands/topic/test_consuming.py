@@ -6,8 +6,8 @@ import pytest
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from forebay.commands.topic.consuming import BATCH_RECORDS, Consumed, Until, consume
+from forebay.kafka_client.connection import Partition
 from forebay.kafka_client.failures import EXIT_TIMED_OUT, ClientFailed
-from forebay.kafka_client.partition import Partition
 
 Step = Message | None
 
