@@ -79,6 +79,9 @@ PAUSE_S: Final = 0.2
 _LEAST_S: Final = 0.1
 T = TypeVar("T")
 
+Partition = tuple[str, int]
+"""A partition as the command line names it: topic and number."""
+
 
 def exit_code_of(error: KafkaError) -> int:
     return next((exit_code for exit_code, codes in _EXIT_CODES.items() if error.code() in codes), EXIT_FAILED)
@@ -266,9 +269,6 @@ def message_of(error: KafkaError) -> str:
     """What the broker said, as a sentence."""
     text = error.str().removeprefix("Broker: ").removeprefix("Local: ").strip()
     return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-Partition = tuple[str, int]
 
 
 def ask_for_cluster(address: BootstrapServer, *, within_s: float) -> ClusterSeen:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from confluent_kafka.admin import AdminClient
 
 from forebay.commands.topic import administration
-from forebay.commands.topic.views import counted
+from forebay.commands.topic.administration import counted
 from forebay.kafka_client.connection import ClusterConnection
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, EXIT_USAGE, ClientFailed
 from forebay.kafka_client.interrupts import uninterrupted

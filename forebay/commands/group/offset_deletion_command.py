@@ -47,7 +47,7 @@ def delete_offsets(
         from forebay.commands.group import offset_deletion
         from forebay.commands.group.resetting import DeletedOffset
         from forebay.commands.group.views import offsets_table
-        from forebay.commands.topic.views import counted
+        from forebay.commands.topic.administration import counted
         from runtime.clock import SystemClock
 
         terminal = Terminal(output, quiet)

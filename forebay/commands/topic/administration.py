@@ -1,7 +1,12 @@
-"""Topics as a cluster tells of them and changes them, by the standard admin APIs. Every function raises `ClientFailed`."""
+"""Topics by the standard admin APIs: as a cluster tells of them and changes them, and as tables for people.
 
+Every function that asks brokers raises `ClientFailed`. An `Extent` is what `forebay topic consume` reads of each partition.
+"""
+
+import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -19,14 +24,18 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     TopicDescription,
 )
 
-from forebay.commands.topic.starting import OffsetBounds
-from forebay.kafka_client.connection import UNKNOWN_TOPIC, ClusterConnection, exit_code_of, message_of
-from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, ClientFailed, unknown_topic
+from forebay.commands.topic.starting import AtTime, OffsetBounds, StartingPoint, Stop, offsets, stops
+from forebay.kafka_client.connection import UNKNOWN_TOPIC, ClusterConnection, Partition, exit_code_of, message_of
+from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, ClientFailed, unknown_partition, unknown_topic
+from forebay.kafka_client.text import NOTHING, align, facts
 from runtime.clock import Clock
 
 _ASK_EVERY_S: Final = 0.1
 _EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+INTERNAL: str = "__"
+"""Topics whose names begin so are a cluster's own."""
+_SET_FOR_TOPIC = "DYNAMIC_TOPIC_CONFIG"
 
 
 class TopicLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,3 +260,117 @@ def _configs(connection: ClusterConnection, admin: AdminClient, name: str) -> di
     except KafkaException as error:
         raise topic_failure(f'Configs of topic "{name}"', error.args[0]) from error
     return {key: ConfigFacts(value=entry.value, source=ConfigSource(entry.source).name) for key, entry in sorted(found.items())}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """From `offsets` on, before `stops` where there are any. `records` counts the offsets that are there now."""
+
+    offsets: Mapping[Partition, int]
+    stops: Mapping[Partition, int]
+    records: int
+
+
+def topics_like(connection: ClusterConnection, admin: AdminClient, patterns: Sequence[re.Pattern[str]]) -> list[str]:
+    """The topics there are now, by name."""
+    there = connection.metadata(admin).topics
+    found = sorted(name for name in there if not name.startswith(INTERNAL) and any(pattern.search(name) for pattern in patterns))
+    if not found:
+        raise ClientFailed(f"None of {len(there):,} topics is like that. List them: forebay topic list", exit_code=EXIT_NOT_FOUND)
+    return found
+
+
+def extent(
+    connection: ClusterConnection,
+    admin: AdminClient,
+    topics: Iterable[str],
+    start: StartingPoint,
+    stop: Stop | None,
+    *,
+    partition: int | None,
+) -> Extent:
+    """The extent of one partition of each topic, or of all partitions."""
+    first: dict[Partition, int] = {}
+    last: dict[Partition, int] = {}
+    records = 0
+    for topic in topics:
+        there = _bounds_of(connection, admin, topic, partition)
+        begin = offsets(start, topic, there, at_time=_at_time(connection, admin, topic, there, start))
+        end = {} if stop is None else stops(stop, there, at_time=_at_time(connection, admin, topic, there, stop))
+        first |= {(topic, at): offset for at, offset in begin.items()}
+        last |= {(topic, at): offset for at, offset in end.items()}
+        records += sum(max(0, min(end.get(at, there[at].end), there[at].end) - begin[at]) for at in there)
+    return Extent(offsets=first, stops=last, records=records)
+
+
+def stops_of(
+    connection: ClusterConnection, admin: AdminClient, topic: str, stop: Stop, *, partition: int | None
+) -> tuple[dict[int, OffsetBounds], dict[int, int]]:
+    """The offsets there are now in one partition or all, and where `stop` is in each."""
+    there = _bounds_of(connection, admin, topic, partition)
+    return there, stops(stop, there, at_time=_at_time(connection, admin, topic, there, stop))
+
+
+def _bounds_of(connection: ClusterConnection, admin: AdminClient, topic: str, partition: int | None) -> dict[int, OffsetBounds]:
+    count = len(look_up_topic(connection, admin, topic).partitions)
+    if partition is not None and partition >= count:
+        raise unknown_partition(topic, partition, count)
+    return bounds(connection, admin, topic, range(count) if partition is None else (partition,))
+
+
+def _at_time(
+    connection: ClusterConnection, admin: AdminClient, topic: str, partitions: Iterable[int], place: StartingPoint
+) -> dict[int, int]:
+    if not isinstance(place, AtTime):
+        return {}
+    return offsets_at(connection, admin, topic, dict.fromkeys(partitions, OffsetSpec.for_timestamp(place.timestamp_ms)))
+
+
+def topics_table(topics: Sequence[TopicLine]) -> str:
+    return align(("NAME", "PARTITIONS", "REPLICAS"), [(topic.name, topic.partitions, topic.replication_factor) for topic in topics])
+
+
+def topic_table(topic: TopicFacts) -> str:
+    """A topic, with those of its configs that were set for it."""
+    given = [f"{name}={config.value}" for name, config in topic.configs.items() if config.source == _SET_FOR_TOPIC]
+    rows = [
+        (one.partition, one.leader, _ids(one.replicas), _ids(one.isr), one.start, one.end, one.end - one.start, _size(one.size_bytes))
+        for one in topic.partitions
+    ]
+    return "\n\n".join(
+        (
+            facts([("name", topic.name), ("id", topic.id), ("size", _total(topic)), ("configs", ", ".join(given) or "defaults")]),
+            align(("PARTITION", "LEADER", "REPLICAS", "ISR", "START", "END", "RECORDS", "BYTES"), rows),
+        )
+    )
+
+
+class TrimmedPartition(msgspec.Struct, frozen=True, kw_only=True):
+    """`records` from `start` on, before `to`, which is the new start."""
+
+    partition: int
+    start: int
+    to: int
+    records: int
+
+
+def trim_table(partitions: Sequence[TrimmedPartition]) -> str:
+    return align(("PARTITION", "START", "NEW START", "RECORDS"), [(one.partition, one.start, one.to, one.records) for one in partitions])
+
+
+def counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _total(topic: TopicFacts) -> str:
+    known = [one.size_bytes for one in topic.partitions if isinstance(one.size_bytes, int)]
+    unknown = len(topic.partitions) - len(known)
+    return counted(sum(known), "byte") + (f", without {counted(unknown, 'partition')} of unknown size" if unknown else "")
+
+
+def _size(size_bytes: int | msgspec.UnsetType | None) -> int | str:
+    return size_bytes if isinstance(size_bytes, int) else NOTHING
+
+
+def _ids(ids: Sequence[int]) -> str:
+    return ",".join(map(str, ids)) or "none"

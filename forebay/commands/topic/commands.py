@@ -1,14 +1,15 @@
-"""`forebay topic …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
+"""`forebay topic …`: topics are listed, described, created, altered, grown, deleted and trimmed, by the admin APIs alone.
+
+Data go to stdout, talk to stderr. A command imports what it needs when it runs.
+"""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.commands.topic.consume_command import consume, tail
-from forebay.commands.topic.produce_command import produce
-from forebay.commands.topic.trim_command import trim
-from forebay.kafka_client.failures import ClientFailed, confirm, exit_if_any, failures_reported, noting_failure
+from forebay.commands.topic.record_commands import consume, produce, tail
+from forebay.kafka_client.failures import EXIT_NOT_FOUND, ClientFailed, confirm, exit_if_any, failures_reported, noting_failure
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT,
@@ -30,6 +31,11 @@ from forebay.kafka_client.options import (
 )
 from forebay.kafka_client.text import check_text
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forebay.commands.topic.starting import OffsetBounds, Stop
+
 topic = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Manage topics, and write and read their records.", epilog=OTHER_NAMES
 )
@@ -45,8 +51,7 @@ def list_topics(
 ) -> None:
     """List the topics by name."""
     with failures_reported():
-        from forebay.commands.topic.administration import read_topics
-        from forebay.commands.topic.views import topics_table
+        from forebay.commands.topic.administration import read_topics, topics_table
 
         terminal = Terminal(output, quiet)
         topics = read_topics(*open_connection(bootstrap, timeout))
@@ -66,9 +71,8 @@ def describe(
 ) -> None:
     """Show a topic's partitions, offsets, sizes and configs. A table shows the configs that were set, JSON all of them."""
     with failures_reported():
-        from forebay.commands.topic.administration import describe_topic
+        from forebay.commands.topic.administration import describe_topic, topic_table
         from forebay.commands.topic.sizes import with_sizes
-        from forebay.commands.topic.views import topic_table
         from runtime.clock import SystemClock
 
         connection, admin = open_connection(bootstrap, timeout)
@@ -103,7 +107,6 @@ def create(
     with failures_reported():
         given = pairs(configs, option="-c", example="retention.ms=3600000")
         from forebay.commands.topic import administration
-        from forebay.commands.topic.views import counted
         from runtime.clock import SystemClock
 
         terminal = Terminal(output, quiet)
@@ -123,7 +126,7 @@ def create(
                     clock=SystemClock(),
                 )
                 made.append(created)
-                terminal.say(f'Created topic "{name}" with {counted(len(created.partitions), "partition")}.')
+                terminal.say(f'Created topic "{name}" with {administration.counted(len(created.partitions), "partition")}.')
         reported = max((len(partition.replicas) for one in made for partition in one.partitions), default=0)
         if replication_factor is not None and made and reported < replication_factor:
             # Apache Kafka refuses what it has no brokers for; whoever accepts it keeps records elsewhere.
@@ -212,7 +215,6 @@ def delete(
     """Delete topics and their records, after asking. Topics that cannot be deleted are named."""
     with failures_reported():
         from forebay.commands.topic import administration
-        from forebay.commands.topic.views import counted
 
         terminal = Terminal(output, quiet)
         names = list(dict.fromkeys(names))
@@ -229,8 +231,8 @@ def delete(
                 for name, found in there.items()
                 for partition in administration.bounds(connection, admin, name, range(len(found.partitions))).values()
             )
-            partitions = counted(sum(len(found.partitions) for found in there.values()), "partition")
-            confirm(f"Deleting {what}", f"Delete {what} with {partitions} and {counted(held, 'record')}?")
+            partitions = administration.counted(sum(len(found.partitions) for found in there.values()), "partition")
+            confirm(f"Deleting {what}", f"Delete {what} with {partitions} and {administration.counted(held, 'record')}?")
         deleted = []
         for name, found in there.items():
             with noting_failure(failed, name):
@@ -253,6 +255,91 @@ def _told(
         failures = [{"name": name, "error": str(failed[name])} for name in names if name in failed]
         terminal.show_json({key: done, "failed": failures})
     exit_if_any(failed, of=len(names))
+
+
+def trim(
+    name: TopicNameArgument,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            help="Delete what is before the end (as it is now), an offset, -N (all but the last N of each partition) or @TIME.",
+            metavar="WHERE",
+        ),
+    ],
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, help="Trim this partition alone.  [default: all of the topic]")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted, and delete nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    quiet: Quiet = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """Delete the oldest records of a topic, after asking. They are gone for every consumer."""
+    with failures_reported():
+        stop = _trim_stop(to)
+        from forebay.commands.topic.administration import TrimmedPartition, counted, delete_records, stops_of, trim_table
+
+        terminal = Terminal(output, quiet)
+        connection, admin = open_connection(bootstrap, timeout)
+        there, stops = stops_of(connection, admin, name, stop, partition=partition)
+        _check_trim(name, there, stops, is_one=partition is not None)
+        planned = {
+            number: TrimmedPartition(partition=number, start=there[number].start, to=end, records=end - there[number].start)
+            for number, end in sorted(stops.items())
+            if end > there[number].start
+        }
+        records = counted(sum(one.records for one in planned.values()), "record")
+        done: list[TrimmedPartition] = []
+        failed: dict[str, ClientFailed] = {}
+        if planned and not dry_run:
+            where = counted(len(planned), "partition")
+            if not yes:
+                confirm(f'Deleting records of topic "{name}"', f'Delete {records} in {where} of topic "{name}"?')
+            outcome = delete_records(connection, admin, name, {number: one.to for number, one in planned.items()})
+            for number, one in planned.items():
+                with noting_failure(failed, f"{name}/{number}"):
+                    if (failure := outcome[number]) is not None:
+                        raise failure
+                    done.append(one)
+        shown = list(planned.values()) if dry_run else done
+        failures = [{"name": where, "error": str(failure)} for where, failure in failed.items()]
+        document = {"topic": name, "executed": not dry_run, "partitions": shown, "failed": failures}
+        if shown:
+            terminal.show(document, trim_table(shown))
+        else:
+            terminal.show_json(document)
+        if not planned:
+            terminal.say(f'There is nothing to delete: no record of topic "{name}" is before that.')
+        elif dry_run:
+            terminal.say(f"Nothing was deleted: this is a dry run. Without --dry-run, {records} would be.")
+        elif done:
+            terminal.say(f'Deleted {counted(sum(one.records for one in done), "record")} of topic "{name}".')
+        exit_if_any(failed, of=len(planned))
+
+
+def _trim_stop(text: str) -> "Stop":
+    from forebay.commands.topic.starting import parse_stop
+    from runtime.clock import SystemClock
+
+    try:
+        return parse_stop(text, now_ms=SystemClock().now_ms())
+    except ValueError as error:
+        raise typer.BadParameter(f'--to "{text}" {error}') from error
+
+
+def _check_trim(name: str, there: "Mapping[int, OffsetBounds]", stops: "Mapping[int, int]", *, is_one: bool) -> None:
+    """Raise `ClientFailed` for an offset behind the end: it was meant for another partition, or another topic."""
+    for number, end in stops.items():
+        if end > there[number].end:
+            only = "" if is_one or len(there) == 1 else " Choose one partition with -p."
+            raise ClientFailed(
+                f"Offset {end} is not in {name}/{number}, which starts at {there[number].start} and ends before {there[number].end}.{only} "
+                f"Look at it: forebay topic describe {name}",
+                exit_code=EXIT_NOT_FOUND,
+            )
 
 
 topic.command("produce")(produce)

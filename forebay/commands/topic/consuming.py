@@ -1,18 +1,22 @@
-"""Records of chosen partitions, from given offsets on, by assignment: no group is joined and no offset committed."""
+"""Records as they are read: by assignment from given offsets on (`consume`), or as a member of a group (`GroupReader`).
+
+By assignment no group is joined and no offset committed. A member commits only what was written and flushed: each record is written at
+least once.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from forebay.kafka_client.connection import NO_ANSWER, UNKNOWN_TOPIC, Partition, exit_code_of, message_of
 from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_TIMED_OUT, ClientFailed
+from forebay.kafka_client.interrupts import uninterrupted
 from runtime.clock import Clock
 
 BATCH_RECORDS: Final = 1_000
 POLL_S: Final = 0.2
-
 READING: Final[Mapping[str, Any]] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
@@ -26,6 +30,19 @@ CONFIG: Final[Mapping[str, Any]] = {
     "group.id": "forebay-consume",  # the library wants one; by assignment it is never joined
     "auto.offset.reset": "error",
 }
+COMMIT_EVERY_S: Final = 1.0
+SESSION_MS: Final = 10_000
+"""A member that dies without a word keeps its partitions for so long; a commit waits for a coordinator no longer than this, either."""
+_MOVED_ON: Final = frozenset(
+    {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError._ASSIGNMENT_LOST,  # noqa: SLF001
+        KafkaError._NO_OFFSET,  # noqa: SLF001
+    }
+)
+"""Other members read the partitions now, from the last commit on: they write again what was not committed."""
 
 WriteMessages = Callable[[Sequence[Message]], object]
 
@@ -101,7 +118,7 @@ def next_batch(consumer: Consumer, records: int, flush: Callable[[], object]) ->
     return [] if message is None else [message]
 
 
-def at(message: Message) -> Partition:
+def partition_of(message: Message) -> Partition:
     topic, partition = message.topic(), message.partition()
     assert topic is not None, "a record has a topic"
     assert partition is not None, "a record has a partition"
@@ -113,7 +130,7 @@ def _before_stops(
 ) -> list[Message]:
     wanted = []
     for message in records:
-        where, offset = at(message), message.offset()
+        where, offset = partition_of(message), message.offset()
         assert offset is not None, "a record has an offset"
         if offset < stops[where]:
             wanted.append(message)
@@ -129,7 +146,7 @@ def _noted(message: Message, until: Until, unread: dict[Partition, int]) -> None
     if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
         judge(error, message.topic() or "", message.partition())
         return
-    where, end = at(message), message.offset()
+    where, end = partition_of(message), message.offset()
     # The last records before a stop may be gone: then the end is behind it, and no record says so.
     if until.at_end or (end is not None and where in until.stops and end >= until.stops[where]):
         unread.pop(where, None)
@@ -153,3 +170,114 @@ def judge(error: KafkaError, topic: str, partition: int | None) -> None:
         # The library connects again by itself; and it asks for the group, which is never joined.
         return
     raise ClientFailed(f"Reading {topic}/{partition}: {message_of(error)}", exit_code=exit_code_of(error))
+
+
+def group_config(group: str, *, from_start: bool) -> Mapping[str, Any]:
+    return {
+        **READING,
+        "group.id": group,
+        "auto.offset.reset": "earliest" if from_start else "latest",
+        "session.timeout.ms": SESSION_MS,
+    }
+
+
+class GroupReader:
+    """One member. `written` is what the next commit says: by topic and partition, the offset behind the last record that was written."""
+
+    def __init__(self, consumer: Consumer, topics: Sequence[str], *, flush: Callable[[], object], clock: Clock) -> None:
+        self._consumer = consumer
+        self._topics = topics
+        self._flush = flush
+        self._clock = clock
+        self._written: dict[Partition, int] = {}
+        self._unread: set[Partition] | None = None
+        self._gone: set[Partition] = set()
+        self._committed_s = clock.monotonic_s()
+        self._gave_up = False
+
+    def read(self, until: Until, consumed: Consumed, write: WriteMessages) -> None:
+        """Raise `ClientFailed`; whatever ends it, `settle` has to follow."""
+        self._consumer.subscribe(list(self._topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+        heard_s = self._clock.monotonic_s()
+        while consumed.records != until.count and not (until.at_end and self._unread is not None and not self._unread):
+            self._gone.clear()
+            batch = next_batch(self._consumer, until.wanted(consumed.records), self._flush)
+            if self._clock.monotonic_s() - self._committed_s >= COMMIT_EVERY_S:
+                self.settle()
+            if not batch:
+                if until.silence_s is not None and self._clock.monotonic_s() - heard_s >= until.silence_s:
+                    raise ClientFailed(silence(self._topics, until), exit_code=EXIT_TIMED_OUT)
+                continue
+            records = [message for message in batch if message.error() is None]
+            if self._gone:
+                # They went while the batch was gathered; whoever has them now reads on from the commit.
+                records = [message for message in records if partition_of(message) not in self._gone]
+            if records:
+                # Ctrl-C comes as soon as somebody has seen a record: what was written is what is counted and what is committed.
+                with uninterrupted():
+                    write(records)
+                    self._written |= {partition_of(message): (message.offset() or 0) + 1 for message in records}
+                    consumed.records += len(records)
+                heard_s = self._clock.monotonic_s()
+            for message in batch if len(records) < len(batch) else ():
+                self._noted(message)
+
+    def _noted(self, message: Message) -> None:
+        error = message.error()
+        if error is None:
+            return
+        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+            if self._unread is not None:
+                self._unread.discard(partition_of(message))
+        elif error.code() == KafkaError._MAX_POLL_EXCEEDED:  # noqa: SLF001
+            # Whoever reads us has paused for longer than the group waits; the library joins again.
+            return
+        elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            raise ClientFailed(f"The group may not be joined: {message_of(error)}", exit_code=exit_code_of(error))
+        else:
+            judge(error, message.topic() or "", message.partition())
+
+    def settle(self) -> None:
+        """Flush, and commit what is not committed. Raise `ClientFailed`, once, if that is not known to have been done."""
+        self._flush()
+        self._committed_s = self._clock.monotonic_s()
+        offsets = [TopicPartition(topic, partition, offset) for (topic, partition), offset in sorted(self._written.items())]
+        if not offsets or self._gave_up:
+            return
+        try:
+            answers = self._consumer.commit(offsets=offsets, asynchronous=False) or []
+        except KafkaException as error:
+            self._refused(error.args[0])
+        else:
+            for answer in answers:
+                if answer.error is not None:
+                    self._refused(answer.error)
+        self._written.clear()
+
+    def _refused(self, error: KafkaError) -> None:
+        if error.code() not in _MOVED_ON:
+            self._gave_up = True
+            raise ClientFailed(
+                f"What was written last was not committed, and will be written again: {message_of(error)}",
+                exit_code=exit_code_of(error),
+            )
+
+    def _assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        given = {(one.topic, one.partition) for one in partitions}
+        self._unread = (self._unread or set()) | given
+        self._gone -= given
+
+    def _revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        self.settle()
+        self._forget(partitions)
+
+    def _lost(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        self._forget(partitions)
+
+    def _forget(self, partitions: list[TopicPartition]) -> None:
+        for one in partitions:
+            where = one.topic, one.partition
+            self._gone.add(where)
+            self._written.pop(where, None)
+            if self._unread is not None:
+                self._unread.discard(where)

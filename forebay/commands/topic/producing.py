@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from forebay.commands.topic.line_format import Parse, RecordLine
+from forebay.commands.topic.formats import Parse, RecordLine
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
 from forebay.kafka_client.interrupts import uninterrupted
 from runtime.clock import Clock

@@ -1,8 +1,7 @@
 import pytest
 from confluent_kafka import Message
 
-from forebay.commands.topic.batch_format import batch_format, record_of
-from forebay.commands.topic.record_format import ConsumedRecord, after_values, keyed, record_format
+from forebay.commands.topic.formats import ConsumedRecord, after_values, batch_format, keyed, record_format, record_of
 from forebay.kafka_client.text import printable_record
 
 MESSAGES = [

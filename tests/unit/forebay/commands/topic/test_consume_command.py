@@ -3,7 +3,7 @@ from typing import BinaryIO, cast
 
 import pytest
 
-from forebay.commands.topic.consume_command import WholeWrites
+from forebay.commands.topic.record_commands import WholeWrites
 
 
 class Sparing(io.RawIOBase):

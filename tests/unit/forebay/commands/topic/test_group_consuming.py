@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from forebay.commands.topic.consuming import Consumed, Until
-from forebay.commands.topic.group_consuming import COMMIT_EVERY_S, GroupReader
+from forebay.commands.topic.consuming import COMMIT_EVERY_S, Consumed, GroupReader, Until
 from forebay.kafka_client.failures import ClientFailed
 from forebay.kafka_client.interrupts import interrupted_between_calls
 

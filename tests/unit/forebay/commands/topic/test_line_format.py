@@ -1,6 +1,6 @@
 import pytest
 
-from forebay.commands.topic.line_format import Parse, RecordLine, line_fields, line_parse
+from forebay.commands.topic.formats import Parse, RecordLine, line_fields, line_parse
 
 NOTHING = RecordLine(None)
 

@@ -5,7 +5,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from forebay.commands.topic import producing
-from forebay.commands.topic.line_format import RecordLine
+from forebay.commands.topic.formats import RecordLine
 from forebay.commands.topic.producing import LINE_BYTES_MAX, Parsed, ProducedLines, Values, lines, produce
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
 

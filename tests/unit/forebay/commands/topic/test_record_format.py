@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from forebay.commands.topic.record_format import DEFAULT_FORMAT, ConsumedRecord, record_format
+from forebay.commands.topic.formats import DEFAULT_FORMAT, ConsumedRecord, record_format
 from forebay.kafka_client.text import printable_record
 
 RECORD = ConsumedRecord("orders", 3, 42, 1_795_250_358_763, b"k", b"\xff\x00v", (("a", b"b"), ("c", None)))

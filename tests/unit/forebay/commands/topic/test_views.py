@@ -1,5 +1,4 @@
-from forebay.commands.topic.administration import ConfigFacts, PartitionFacts, TopicFacts, TopicLine
-from forebay.commands.topic.views import counted, topic_table, topics_table
+from forebay.commands.topic.administration import ConfigFacts, PartitionFacts, TopicFacts, TopicLine, counted, topic_table, topics_table
 
 
 def test_topics_are_aligned_columns() -> None:
