@@ -1,4 +1,7 @@
-"""Consumer groups as a cluster tells of them and changes them, by the standard admin APIs. Every function raises `ClientFailed`."""
+"""Consumer groups by the standard admin APIs: as a cluster tells of them and changes them, and as tables for people.
+
+The lag of a partition is its end less what the group has committed there. Every function that asks brokers raises `ClientFailed`.
+"""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,14 +9,17 @@ from typing import Final
 
 import msgspec
 from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, ConsumerGroupType, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, ConsumerGroupDescription, MemberDescription  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, ClusterMetadata, ConsumerGroupDescription, MemberDescription, OffsetSpec  # type: ignore[attr-defined]
 
-from forebay.kafka_client.connection import NO_ANSWER, ClusterConnection, Partition, exit_code_of, message_of
-from forebay.kafka_client.failures import EXIT_NOT_FOUND, EXIT_TIMED_OUT, ClientFailed
+from forebay.commands.group.resetting import AtEach, DeletedOffset, OffsetReset, ResetTarget, Scope, plan_resets
+from forebay.commands.topic.administration import bounds, offsets_at
+from forebay.commands.topic.starting import AtTime, OffsetBounds
+from forebay.kafka_client.connection import NO_ANSWER, UNKNOWN_TOPIC, ClusterConnection, Partition, exit_code_of, message_of
+from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_TIMED_OUT, ClientFailed, unknown_partition, unknown_topic
+from forebay.kafka_client.text import NOTHING, align, facts
 
 ASKED_AT_A_TIME: Final = 16
 """So many questions about single groups are open at once."""
-
 STATES: Final[Mapping[object, str]] = {
     ConsumerGroupState.PREPARING_REBALANCING: "PreparingRebalance",
     ConsumerGroupState.COMPLETING_REBALANCING: "CompletingRebalance",
@@ -23,7 +29,6 @@ STATES: Final[Mapping[object, str]] = {
 }
 UNKNOWN_STATE: Final = "Unknown"
 TYPES: Final[Mapping[object, str]] = {ConsumerGroupType.CONSUMER: "Consumer", ConsumerGroupType.CLASSIC: "Classic"}
-
 _JOINED_MEANWHILE: Final = frozenset(
     {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS, KafkaError.NON_EMPTY_GROUP}
 )
@@ -212,3 +217,251 @@ def _assignment(partitions: Iterable[Partition]) -> list[AssignedTopic]:
     for topic, partition in sorted(partitions):
         by_topic.setdefault(topic, []).append(partition)
     return [AssignedTopic(topic=topic, partitions=chosen) for topic, chosen in by_topic.items()]
+
+
+class PartitionLag(msgspec.Struct, frozen=True, kw_only=True):
+    """`committed` is the offset the group reads next; None, if it has committed none. `end` is None if the partition is gone.
+
+    The member is the one that reads the partition now.
+    """
+
+    topic: str
+    partition: int
+    committed: int | None
+    end: int | None
+    lag: int | None
+    client_id: str | None
+    host: str | None
+    member_id: str | None
+
+
+class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
+    """`lag` is the sum over the partitions whose lag is known; None, if it is known of none. Of `lag_unknown` partitions it is not:
+    the group has committed nothing there, or they are gone.
+    """
+
+    group: str
+    state: str
+    members: int
+    lag: int | None
+    lag_unknown: int
+    partitions: list[PartitionLag]
+
+
+def lags(connection: ClusterConnection, admin: AdminClient, names: Sequence[str]) -> list[GroupLag]:
+    """In the order of the names, without groups that do not exist. Raise `ClientFailed`."""
+    groups = describe_groups(connection, admin, names) if names else {}
+    # Ends are asked for after commits, which they are never behind then.
+    offsets = read_committed(connection, admin, list(groups))
+    concerned = {partition for group in groups.values() for partition in {*offsets[group.name], *_readers(group)}}
+    ends = _ends(connection, admin, concerned) if concerned else {}
+    return [lag_of(groups[name], offsets[name], ends) for name in names if name in groups]
+
+
+def lag_of(group: GroupFacts, offsets: Mapping[Partition, int], ends: Mapping[Partition, int]) -> GroupLag:
+    """The lag of every partition that the group has committed an offset for, or reads now."""
+    readers = _readers(group)
+    partitions = []
+    for at in sorted({*offsets, *readers}):
+        offset, end, member = offsets.get(at), ends.get(at), readers.get(at)
+        partitions.append(
+            PartitionLag(
+                topic=at[0],
+                partition=at[1],
+                committed=offset,
+                end=end,
+                # A topic that was made again may end before what was committed of the one before it.
+                lag=None if offset is None or end is None else max(0, end - offset),
+                client_id=None if member is None else member.client_id,
+                host=None if member is None else member.host,
+                member_id=None if member is None else member.member_id,
+            )
+        )
+    known = [one.lag for one in partitions if one.lag is not None]
+    return GroupLag(
+        group=group.name,
+        state=group.state,
+        members=len(group.members),
+        # Whoever has committed nothing may have everything before it: 0 would say that it has read all there is.
+        lag=sum(known) if known else None,
+        lag_unknown=len(partitions) - len(known),
+        partitions=partitions,
+    )
+
+
+def existing(metadata: ClusterMetadata, partitions: Iterable[Partition]) -> list[Partition]:
+    return [(topic, at) for topic, at in partitions if topic in metadata.topics and at in metadata.topics[topic].partitions]
+
+
+def _readers(group: GroupFacts) -> dict[Partition, MemberFacts]:
+    return {
+        (assigned.topic, partition): member
+        for member in group.members
+        for assigned in member.assignment
+        for partition in assigned.partitions
+    }
+
+
+def _ends(connection: ClusterConnection, admin: AdminClient, partitions: Iterable[Partition]) -> dict[Partition, int]:
+    """The end offsets of the partitions that exist."""
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    asked = {TopicPartition(*at): latest for at in existing(connection.metadata(admin), partitions)}
+    ends = {}
+    for at, future in (admin.list_offsets(asked, request_timeout=connection.timeout_s) if asked else {}).items():
+        try:
+            ends[at.topic, at.partition] = connection.result(future).offset
+        except KafkaException as error:
+            # Deleted since the metadata were read; `_NOENT` is the library's own word for it.
+            if error.args[0].code() not in {*UNKNOWN_TOPIC, KafkaError._NOENT}:  # noqa: SLF001
+                raise group_failure(f"The end of {at.topic}/{at.partition}", error.args[0]) from error
+    return ends
+
+
+def plan_resets_of(
+    connection: ClusterConnection, admin: AdminClient, name: str, target: ResetTarget, scopes: Sequence[Scope] | None
+) -> tuple[list[OffsetReset], list[str]]:
+    """Resets of the partitions in `scopes`, or else of those that the target names, or of all that have a commit; and warnings."""
+    warnings: list[str] = []
+    group = describe_groups(connection, admin, [name]).get(name)
+    if group is None:
+        if scopes is None and not isinstance(target, AtEach):
+            raise unknown_group(connection, admin, name)
+        warnings.append(f'Group "{name}" does not exist yet.{nearest_of(connection, admin, name)}')
+    elif group.members:
+        raise ClientFailed(
+            f'Offsets of group "{name}" can only be reset while it is inactive, but it has {member_count(len(group.members))} '
+            f"(state {group.state}). Stop its consumers first."
+        )
+    current = read_committed(connection, admin, [name])[name]
+    partitions = _partitions(connection, admin, target, scopes, current, warnings)
+    if not partitions:
+        raise ClientFailed(f'Group "{name}" has committed nothing that could be reset. Name topics: --topic TOPIC', exit_code=EXIT_FAILED)
+    at_time: dict[Partition, int] = {}
+    within: dict[Partition, OffsetBounds] = {}
+    for topic, numbers in _by_topic(partitions).items():
+        within |= {(topic, at): found for at, found in bounds(connection, admin, topic, numbers).items()}
+        if isinstance(target, AtTime):
+            spec = OffsetSpec.for_timestamp(target.timestamp_ms)
+            at_time |= {(topic, at): offset for at, offset in offsets_at(connection, admin, topic, dict.fromkeys(numbers, spec)).items()}
+    resets, more = plan_resets(target, current, within, at_time=at_time)
+    return resets, warnings + more
+
+
+def _partitions(
+    connection: ClusterConnection,
+    admin: AdminClient,
+    target: ResetTarget,
+    scopes: Sequence[Scope] | None,
+    current: Mapping[Partition, int],
+    warnings: list[str],
+) -> list[Partition]:
+    """The partitions that exist. A missing one is an error if it was named, but not if it was only committed once."""
+    metadata = connection.metadata(admin)
+    if scopes is None and not isinstance(target, AtEach):
+        there = existing(metadata, current)
+        warnings += [f"{topic}/{at} does not exist any more: it is left alone." for topic, at in sorted({*current} - {*there})]
+        return there
+    if isinstance(target, AtEach):
+        scopes = [Scope(topic, tuple(numbers)) for topic, numbers in _by_topic(target.offsets).items()]
+    found: dict[Partition, None] = {}
+    for topic, numbers in scopes or ():
+        if topic not in metadata.topics:
+            raise unknown_topic(topic, metadata.topics)
+        count = len(metadata.topics[topic].partitions)
+        for at in range(count) if numbers is None else numbers:
+            if at >= count:
+                raise unknown_partition(topic, at, count)
+            found[topic, at] = None
+    return list(found)
+
+
+def _by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
+    by_topic: dict[str, list[int]] = {}
+    for topic, at in partitions:
+        by_topic.setdefault(topic, []).append(at)
+    return by_topic
+
+
+def groups_table(groups: Sequence[GroupLine]) -> str:
+    return align(("NAME", "STATE", "TYPE"), [(group.name, group.state, group.type or NOTHING) for group in groups])
+
+
+def group_table(group: GroupFacts) -> str:
+    """Members without their ids."""
+    summary = facts(
+        [
+            ("name", group.name),
+            ("state", group.state),
+            ("type", group.type or NOTHING),
+            ("assignor", group.assignor or NOTHING),
+            ("coordinator", NOTHING if group.coordinator is None else f"{group.coordinator} (broker {group.coordinator_id})"),
+            ("members", len(group.members)),
+        ]
+    )
+    if not group.members:
+        return summary
+    rows = [(member.client_id or NOTHING, member.host, _assignment_text(member.assignment)) for member in group.members]
+    return f"{summary}\n\n{align(('CLIENT ID', 'HOST', 'ASSIGNMENT'), rows)}"
+
+
+def members_table(members: Sequence[MemberFacts]) -> str:
+    return align(
+        ("CLIENT ID", "HOST", "INSTANCE", "MEMBER", "ASSIGNMENT"),
+        [
+            (member.client_id or NOTHING, member.host, member.instance_id or NOTHING, member.member_id, _assignment_text(member.assignment))
+            for member in members
+        ],
+    )
+
+
+def lag_table(lag: GroupLag) -> str:
+    rows = [
+        (
+            one.topic,
+            one.partition,
+            _or_nothing(one.committed),
+            _or_nothing(one.end),
+            _or_nothing(one.lag),
+            one.client_id or NOTHING,
+            one.host or NOTHING,
+        )
+        for one in lag.partitions
+    ]
+    summary = facts([("group", lag.group), ("state", lag.state), ("members", lag.members), ("lag", _total_lag(lag))])
+    if not rows:
+        return summary
+    return f"{summary}\n\n{align(('TOPIC', 'PARTITION', 'COMMITTED', 'END', 'LAG', 'CLIENT ID', 'HOST'), rows)}"
+
+
+def lags_table(lags: Sequence[GroupLag]) -> str:
+    return align(
+        ("GROUP", "STATE", "MEMBERS", "PARTITIONS", "LAG", "UNKNOWN"),
+        [(lag.group, lag.state, lag.members, len(lag.partitions), _or_nothing(lag.lag), lag.lag_unknown) for lag in lags],
+    )
+
+
+def resets_table(resets: Sequence[OffsetReset]) -> str:
+    return align(("TOPIC", "PARTITION", "OLD", "NEW"), [(one.topic, one.partition, _or_nothing(one.old), one.new) for one in resets])
+
+
+def resets_rows(resets: Sequence[OffsetReset]) -> str:
+    """For `--from-file`."""
+    return "\n".join(f"{one.topic},{one.partition},{one.new}" for one in resets)
+
+
+def offsets_table(offsets: Sequence[DeletedOffset]) -> str:
+    return align(("TOPIC", "PARTITION", "OFFSET"), [(one.topic, one.partition, one.offset) for one in offsets])
+
+
+def _assignment_text(assignment: Sequence[AssignedTopic]) -> str:
+    return " ".join(f"{one.topic}:{','.join(map(str, one.partitions))}" for one in assignment) or NOTHING
+
+
+def _total_lag(lag: GroupLag) -> int | str:
+    if lag.lag is None or not lag.lag_unknown:
+        return _or_nothing(lag.lag)
+    return f"{lag.lag} (unknown in {lag.lag_unknown} of {len(lag.partitions)} partitions)"
+
+
+def _or_nothing(number: int | None) -> int | str:
+    return NOTHING if number is None else number

@@ -71,8 +71,8 @@ def describe(
 ) -> None:
     """Show a topic's partitions, offsets, sizes and configs. A table shows the configs that were set, JSON all of them."""
     with failures_reported():
+        from forebay.commands.raw_requests import with_sizes
         from forebay.commands.topic.administration import describe_topic, topic_table
-        from forebay.commands.topic.sizes import with_sizes
         from runtime.clock import SystemClock
 
         connection, admin = open_connection(bootstrap, timeout)

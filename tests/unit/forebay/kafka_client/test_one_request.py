@@ -12,9 +12,9 @@ from kio.schema.offset_delete.v0.response import OffsetDeleteResponse
 from kio.schema.types import GroupId, TopicName
 from kio.static.primitive import i32
 
+from forebay.commands.raw_requests import send_request
 from forebay.kafka_client.connection import BootstrapServer
 from forebay.kafka_client.failures import EXIT_FAILED, EXIT_TIMED_OUT, EXIT_UNREACHABLE, ClientFailed
-from forebay.kafka_client.one_request import send_request
 from runtime.clock import SystemClock
 
 HOST = "127.0.0.1"

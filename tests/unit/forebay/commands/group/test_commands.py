@@ -7,7 +7,7 @@ from confluent_kafka import KafkaError
 from typer.testing import CliRunner
 
 from forebay.cli import application
-from forebay.commands.group import reset_command
+from forebay.commands.group.commands import _rows_of
 from tests.unit.forebay.commands.group.group_examples import CONNECTION, FakeAdmin, described, member
 
 RESET = ("group", "reset-offsets", "g")
@@ -73,7 +73,7 @@ def test_the_mark_that_spreadsheets_write_is_no_part_of_a_name(tmp_path: Path) -
     rows = tmp_path / "offsets.csv"
     rows.write_bytes("\ufefforders,0,7\n".encode())
 
-    assert reset_command._lines(rows) == ["orders,0,7"]
+    assert _rows_of(rows) == ["orders,0,7"]
 
 
 def test_a_file_that_is_wrong_is_named_with_its_line(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 import msgspec
 
-from forebay.commands.group.administration import describe_groups
-from forebay.commands.group.lag import lag_of
-from forebay.commands.group.views import group_table, lag_table, lags_table, members_table
+from forebay.commands.group.administration import describe_groups, group_table, lag_of, lag_table, lags_table, members_table
 from tests.unit.forebay.commands.group.group_examples import CONNECTION, FakeAdmin, member
 from tests.unit.forebay.commands.group.group_examples import described as answered
 

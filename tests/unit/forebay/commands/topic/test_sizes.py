@@ -20,7 +20,7 @@ from kio.schema.types import TopicName
 from kio.serial import entity_reader, entity_writer
 from kio.static.primitive import i32, i32Timedelta, i64
 
-from forebay.commands.topic.sizes import read_sizes
+from forebay.commands.raw_requests import read_sizes
 from forebay.kafka_client.connection import BootstrapServer
 from runtime.clock import SystemClock
 from tests.kit.memory_watch import SOON_S
