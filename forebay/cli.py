@@ -11,7 +11,7 @@ from forebay.commands.bench.commands import bench
 from forebay.commands.cluster.commands import cluster
 from forebay.commands.compactor.commands import compactor
 from forebay.commands.cost.commands import cost
-from forebay.commands.debug.commands import debug
+from forebay.commands.debug import debug
 from forebay.commands.generate.commands import generate
 from forebay.commands.group.commands import group
 from forebay.commands.spark.commands import spark

@@ -30,7 +30,7 @@ from broker.handling.record_checks import Refused, TopicRules, check, check_reco
 from broker.registration import RegisteredLife
 from compactor.assembly import open_compactor, policy_of
 from compactor.plan import CompactionPolicy
-from forebay.commands.debug.opening import check_there
+from forebay.opening import check_there
 from process.identity import check_age, check_same, identify_cluster
 from process.settings.errors import StartError
 from process.settings.model import Settings

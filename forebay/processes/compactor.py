@@ -13,7 +13,7 @@ from typing import Any, Final
 import structlog
 
 from compactor.assembly import Compactor, open_compactor
-from forebay.commands.debug.opening import check_there
+from forebay.opening import check_there
 from forebay.processes.serve import Stages
 from forebay.processes.workers.link import SupervisorLink
 from process import event_loop, malloc

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from typer.testing import CliRunner
 
-from forebay.commands.debug.commands import debug
+from forebay.commands.debug import debug
 from services.oxia import OxiaServer
 from services.versitygw import S3Server
 from storage.log.limits import DEFAULT_LIMITS

@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
-from forebay.commands.debug.opening import open_for_reading
 from forebay.kafka_client.text import facts
+from forebay.opening import open_for_reading
 from process.settings.model import Settings
 from storage.catalog.format_level import Raising, raise_level
 

@@ -56,7 +56,7 @@ def run_once(
     async def run(settings: "Settings") -> "CycleReport | NotFound":
         from compactor.assembly import open_compactor, policy_of
         from compactor.plan import CompactionPolicy
-        from forebay.commands.debug.opening import check_there
+        from forebay.opening import check_there
         from storage.errors import NotFound
 
         check_there(settings)
@@ -92,7 +92,7 @@ def status(
     async def look(settings: "Settings") -> "tuple[list[CompactorRecord], Backlog] | NotFound":
         from compactor.assembly import policy_of
         from compactor.backlog import read_backlog
-        from forebay.commands.debug.opening import open_for_reading
+        from forebay.opening import open_for_reading
         from runtime.clock import SystemClock
         from storage.catalog.brokers import live_compactors
         from storage.errors import NotFound

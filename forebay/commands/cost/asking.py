@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from forebay.commands.debug.opening import open_for_reading
+from forebay.opening import open_for_reading
 from process.settings.listeners import HttpAddress, parse_address
 from process.settings.model import Settings
 from process.settings.urls import is_memory

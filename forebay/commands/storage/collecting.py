@@ -9,10 +9,10 @@ import typer
 from compactor.assembly import open_compactor
 from compactor.collector import CollectionReport
 from compactor.measures import outcome_of
-from forebay.commands.debug.opening import check_there
 from forebay.commands.storage.running import EXIT_UNSOUND
 from forebay.kafka_client.options import Terminal
 from forebay.kafka_client.text import facts
+from forebay.opening import check_there
 from process import event_loop
 from process.explain import explain
 from process.settings.errors import SettingsError

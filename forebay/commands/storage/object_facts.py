@@ -2,7 +2,7 @@
 
 import msgspec
 
-from forebay.commands.debug.trace import CODECS
+from forebay.commands.trace import CODECS
 from runtime.ulid import ulid_ms
 from storage.catalog.topic import decode_topic_id, read_topic_ids
 from storage.errors import Corrupt, EndsEarly, IncompatibleFormat, StorageError

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import typer
 
-from forebay.commands.debug.opening import open_for_reading
+from forebay.opening import open_for_reading
 from process import event_loop
 from process.explain import explain
 from process.settings.errors import SettingsError

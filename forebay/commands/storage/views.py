@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from forebay.commands.debug.views import time_text
+from forebay.commands.trace import time_text
 from forebay.kafka_client.text import NOTHING, align, facts, printable
 from storage.verify.findings import StoreFinding
 from storage.verify.inventory import ObjectTotal, PartitionTotal, StoreTotals

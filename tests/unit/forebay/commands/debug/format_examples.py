@@ -23,8 +23,8 @@ from broker.groups.events import Join, Sync
 from broker.groups.loaded import CommitOffsets
 from broker.groups.members import Protocol
 from broker.groups.settings import GroupSettings
-from forebay.commands.debug.tracing import Tracer
-from forebay.commands.debug.views import as_table
+from forebay.commands.trace import trace_as_table
+from forebay.commands.tracing import Tracer
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
@@ -162,7 +162,7 @@ async def make() -> Example:
     await metadata.close()
     segment = segment_of(first, ids, clock=clock)
     found["control-merging"] = at.control.path, encode(merging(control, ids))
-    return Example(found, shared, body, as_table(trace), segment)
+    return Example(found, shared, body, trace_as_table(trace), segment)
 
 
 def merging(control: Control, ids: IdSource) -> Control:

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from forebay.commands.debug.tracing import Tracer
+from forebay.commands.tracing import Tracer
 from runtime.clock import SystemClock
 from storage.catalog.records import encode
 from storage.catalog.topics import Topic

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from forebay.commands.debug.commands import debug
+from forebay.commands.debug import debug
 
 
 @pytest.fixture(autouse=True)

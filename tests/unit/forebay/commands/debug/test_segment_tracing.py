@@ -5,9 +5,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from forebay.commands.debug.failures import TraceFailed
-from forebay.commands.debug.trace import Trace
-from forebay.commands.debug.views import as_table
+from forebay.commands.trace import Trace, TraceFailed, trace_as_table
 from storage.formats.control import SegmentEntry, encode
 from storage.formats.segment import SegmentWriter, segment_key
 from storage.metadata.keys import PartitionKeys
@@ -76,7 +74,7 @@ async def test_the_bytes_named_hold_the_batch_with_its_offset(log: Logged) -> No
 
 
 async def test_the_table_shows_segment_and_block(log: Logged) -> None:
-    text = as_table(await log.tracer.trace(NAME, 0, 7))
+    text = trace_as_table(await log.tracer.trace(NAME, 0, 7))
 
     assert f"from segments  {AT.segment(39).path}" in text
     assert "blocks 1  batches 20  records 40" in text

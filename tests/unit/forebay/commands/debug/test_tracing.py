@@ -8,10 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from forebay.commands.debug.failures import TraceFailed
-from forebay.commands.debug.trace import Trace
-from forebay.commands.debug.tracing import ATTEMPTS_MAX, Tracer
-from forebay.commands.debug.views import as_table
+from forebay.commands.trace import Trace, TraceFailed, trace_as_table
+from forebay.commands.tracing import ATTEMPTS_MAX, Tracer
 from storage.catalog.records import encode as encode_record
 from storage.catalog.topics import Topic, TopicState
 from storage.errors import Unavailable
@@ -538,7 +536,7 @@ async def test_a_record_that_its_entry_carries_is_traced_without_an_object() -> 
     assert (trace.entry.source, trace.entry.spans, trace.entry.inline_bytes) == ("pending", (), control.pending[0].size_bytes)
     assert trace.object is None
     assert (trace.batch.base_offset, trace.batch.last_offset, trace.batch.crc_ok) == (0, 1, True)
-    assert f"{control.pending[0].size_bytes} bytes inline" in as_table(trace)
+    assert f"{control.pending[0].size_bytes} bytes inline" in trace_as_table(trace)
 
 
 async def test_a_damaged_inline_record_is_said_to_be() -> None:

@@ -5,8 +5,7 @@ import json
 import msgspec
 import pytest
 
-from forebay.commands.debug.trace import SliceFacts
-from forebay.commands.debug.views import SLICES_SHOWN_MAX, as_json, as_table, time_text
+from forebay.commands.trace import SLICES_SHOWN_MAX, SliceFacts, time_text, trace_as_json, trace_as_table
 from tests.kit.batches import batch_bytes
 from tests.unit.forebay.commands.debug.logged import NAME, logged
 from tests.unit.storage.log.rig import TOPIC
@@ -17,7 +16,7 @@ async def test_the_table_has_a_block_per_step() -> None:
         await log.append(batch_bytes(3))
         trace = await log.tracer.trace(NAME, 0, 1)
 
-    lines = as_table(trace).splitlines()
+    lines = trace_as_table(trace).splitlines()
 
     assert lines[0] == "orders/0 offset 1"
     assert [line.split()[0] for line in lines[1:] if line and not line.startswith(" ")] == ["topic", "control", "entry", "object", "batch"]
@@ -29,10 +28,10 @@ async def test_a_trace_that_was_cut_off_shows_what_it_has() -> None:
         await log.append(batch_bytes(3))
         trace = msgspec.structs.replace(await log.tracer.trace(NAME, 0, 1), object=None, batch=None)
 
-    blocks = [line.split()[0] for line in as_table(trace).splitlines()[1:] if line and not line.startswith(" ")]
+    blocks = [line.split()[0] for line in trace_as_table(trace).splitlines()[1:] if line and not line.startswith(" ")]
 
     assert blocks == ["topic", "control", "entry"]
-    assert json.loads(as_json(trace))["batch"] is None
+    assert json.loads(trace_as_json(trace))["batch"] is None
 
 
 async def test_of_many_slices_the_first_and_the_traced_one_are_shown() -> None:
@@ -43,7 +42,7 @@ async def test_of_many_slices_the_first_and_the_traced_one_are_shown() -> None:
     slices = tuple(
         SliceFacts(topic=None, topic_id=TOPIC, partition=n, start=n, end=n + 1, is_traced=n == 90) for n in range(SLICES_SHOWN_MAX + 88)
     )
-    table = as_table(msgspec.structs.replace(trace, object=msgspec.structs.replace(trace.object, slices=slices)))
+    table = trace_as_table(msgspec.structs.replace(trace, object=msgspec.structs.replace(trace.object, slices=slices)))
 
     assert "(deleted)/90" in table
     assert "(deleted)/89" not in table

@@ -1,4 +1,4 @@
-"""The stores of a running cluster, opened by somebody who only looks.
+"""The stores of a running cluster, opened for reading by whoever only looks.
 
 Nothing is made: a file or folder that is not there is an error. Opening the embedded stores takes the locks that say "in use" and clears
 away what killed processes left, as every opening does; no record of a live process and no object is touched.
@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Final
 
-from forebay.commands.debug.failures import EXIT_TIMED_OUT
+from forebay.commands.trace import EXIT_TIMED_OUT
 from process.explain import of_place, whole_path
 from process.identity import check_same
 from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE, StartError

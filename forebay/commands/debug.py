@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from forebay.commands.debug.failures import TraceFailed
-    from forebay.commands.debug.trace import Trace
+    from forebay.commands.trace import Trace, TraceFailed
     from process.settings.model import Settings
 
 debug = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Inspect the stores of a running cluster, without changing them.")
@@ -42,13 +41,12 @@ def trace_offset(
     """Show where the record at an offset lies. The answer has its control record, entry, object, bytes and batch header."""
     import asyncio
 
-    from forebay.commands.debug.failures import TraceFailed
-    from forebay.commands.debug.views import as_json, as_table
+    from forebay.commands.trace import TraceFailed, trace_as_json, trace_as_table
     from process.explain import explain
     from process.settings.errors import SettingsError
     from process.settings.loading import load
 
-    views = {"table": as_table, "json": as_json}
+    views = {"table": trace_as_table, "json": trace_as_json}
     if output not in views:
         raise typer.BadParameter(f"{output} is not an output format: table or json")
     try:
@@ -72,9 +70,9 @@ def trace_offset(
 
 
 async def _traced(settings: "Settings", topic: str, partition: int, offset: int) -> "Trace | TraceFailed":
-    from forebay.commands.debug.failures import TraceFailed
-    from forebay.commands.debug.opening import open_for_reading
-    from forebay.commands.debug.tracing import Tracer
+    from forebay.commands.trace import TraceFailed
+    from forebay.commands.tracing import Tracer
+    from forebay.opening import open_for_reading
 
     async with open_for_reading(settings) as stores:
         try:

@@ -1,6 +1,7 @@
-"""topic → control → entry → object or segment → batch: the way a read takes (docs/design/reading.md), past every cache.
+"""Traces of offsets: topic → control → entry → object or segment → batch, the way a read takes (docs/design/reading.md), past every cache.
 
-Only reads: no registration, no write, and a topic in deletion is left as it is. Brokers may go on appending meanwhile.
+`Tracer` only reads: no registration, no write, and a topic in deletion is left as it is. Brokers may go on appending meanwhile. Below the
+compaction cursor the way is entry → segment → block → batch, each step checked.
 """
 
 import asyncio
@@ -8,14 +9,17 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from forebay.commands.debug.failures import EXIT_NOT_FOUND, EXIT_TIMED_OUT, TraceFailed
-from forebay.commands.debug.segment_tracing import damaged, failed, trace_segment
-from forebay.commands.debug.trace import (
+from forebay.commands.trace import (
+    EXIT_NOT_FOUND,
+    EXIT_TIMED_OUT,
     BatchFacts,
+    BlockFacts,
     ObjectFacts,
+    SegmentFacts,
     SliceFacts,
     Trace,
     TracedTopic,
+    TraceFailed,
     batch_facts,
     control_facts,
     created_ms,
@@ -24,27 +28,28 @@ from forebay.commands.debug.trace import (
 )
 from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE
 from process.settings.keys import nearest
-from storage.catalog.topic import Topic, decode_topic, decode_topic_id, read_topic_ids, validate_name
+from storage.catalog.topic_names import validate_name
+from storage.catalog.topic_records import Topic, decode_topic, decode_topic_id, read_topic_ids
 from storage.errors import Corrupt, IncompatibleFormat, NotFound, Unavailable
-from storage.formats.control import (
-    Control,
-    Entry,
-    EntrySource,
-    LogState,
-    SegmentEntry,
-    Spans,
-    decode_chunk,
-    decode_control,
-    decode_segment,
-    object_of,
+from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, Spans, decode_chunk, decode_control, decode_segment
+from storage.formats.segment import (
+    FOOTER_READ_BYTES,
+    HEADER_BYTES,
+    SegmentFooter,
+    check_block,
+    decode_footer,
+    footer_bytes_missing,
+    segment_key,
 )
+from storage.formats.segment import decode_header as decode_segment_header
+from storage.formats.source import object_of
 from storage.formats.wal import WalHeader, decode_header, header_bytes, object_key
 from storage.limits import WAL_OBJECT_SLICES_MAX
 from storage.log.index import covering
-from storage.log.scan import scan
+from storage.log.scan import scan, scan_stamped
 from storage.metadata import keys
 from storage.metadata.port import MetadataStore
-from storage.objects.port import ObjectStore
+from storage.objects.port import ObjectStat, ObjectStore
 from storage.vocabulary import PartitionId, TopicId
 
 TIMEOUT_S: Final = 30.0
@@ -103,7 +108,7 @@ class Tracer:
                 return await self._read(entry, entry.batches, found.trace, at, offset)
             except NotFound as error:
                 if missing == found.entry:
-                    raise failed(
+                    raise trace_failed(
                         found.trace,
                         f"Object {key} of a live entry is missing: offsets {found.entry.base}..{found.entry.last} of {name}/{partition} "
                         "cannot be read. Check that storage.url is the one of the brokers; if it is, restore the object.",
@@ -144,7 +149,7 @@ class Tracer:
                 control=control_facts(control, record),
             )
             if (reason := unreadable(control, offset, where=where)) is not None:
-                raise failed(trace, reason, exit_code=EXIT_NOT_FOUND)
+                raise trace_failed(trace, reason, exit_code=EXIT_NOT_FOUND)
             if offset < control.compaction_cursor:
                 compacted = await self._find_segment(at, control, offset, topic.partition(partition), trace)
                 if compacted is not None:
@@ -165,7 +170,7 @@ class Tracer:
         place = f"its index chunk under {at.index_prefix}"
         if offset < control.compaction_cursor:
             place = f"its segment under {at.segments_prefix}"
-        raise failed(
+        raise trace_failed(
             trace,
             f"No entry covers offset {offset} of {where}, though it was committed: {place} is missing. "
             "Restore the metadata store from a backup.",
@@ -192,12 +197,12 @@ class Tracer:
         stat = await self._objects.stat(key)
         end = max(position + length for position, length in spans)
         if stat.size_bytes < end:
-            raise failed(trace, f"Object {key} is cut short: {stat.size_bytes} bytes, and its entry needs {end}. Restore the object.")
+            raise trace_failed(trace, f"Object {key} is cut short: {stat.size_bytes} bytes, and its entry needs {end}. Restore the object.")
         head = await self._objects.get_range(key, 0, min(stat.size_bytes, header_bytes(WAL_OBJECT_SLICES_MAX)))
         try:
             header = decode_header(head, key=key)
         except Corrupt as error:
-            raise damaged(trace, error, key) from error
+            raise object_damaged(trace, error, key) from error
         trace = msgspec.structs.replace(
             trace,
             object=ObjectFacts(
@@ -213,7 +218,7 @@ class Tracer:
             check_names(header, entry, spans, partition, key=key)
             batch = await self._batch(entry, spans, key, offset)
         except Corrupt as error:
-            raise damaged(trace, error, key) from error
+            raise object_damaged(trace, error, key) from error
         return _with_batch(trace, batch, key, fix="Restore the object.")
 
     async def _slices(self, header: WalHeader, partition: PartitionId) -> tuple[SliceFacts, ...]:
@@ -261,7 +266,7 @@ def _trace_inline(entry: Entry, batches: bytes, trace: Trace, partition: Partiti
         if not window.starts:
             raise Corrupt(f"an entry has fewer records than it says: {name} entry={entry.base}..{entry.last}")
     except Corrupt as error:
-        raise failed(trace, f"Damaged metadata: {error}. Restore the metadata store from a backup.") from error
+        raise trace_failed(trace, f"Damaged metadata: {error}. Restore the metadata store from a backup.") from error
     start = window.positions[0]
     batch = batch_facts(memoryview(batches)[start : window.end_position], start=start, base_offset=window.starts[0])
     return _with_batch(trace, batch, name, fix="Restore the metadata store from a backup.")
@@ -272,7 +277,7 @@ def _with_batch(trace: Trace, batch: BatchFacts, place: str, *, fix: str) -> Tra
     trace = msgspec.structs.replace(trace, batch=batch)
     if batch.crc_ok:
         return trace
-    raise failed(
+    raise trace_failed(
         trace,
         f"Checksum mismatch: the batch at bytes [{batch.start}, {batch.end}) of {place} is not what was written "
         f"(stored {batch.crc_stored}, computed {batch.crc_computed}). {fix}",
@@ -320,3 +325,82 @@ def check_names(header: WalHeader, entry: Entry, spans: Spans, partition: Partit
 
 def _quoted(name: str) -> str:
     return f'"{name}"'
+
+
+async def trace_segment(objects: ObjectStore, entry: SegmentEntry, partition: PartitionId, offset: int, trace: Trace) -> Trace:
+    """Segment, block and batch added. Raises `TraceFailed` for what is damaged, `NotFound` if there is no such object."""
+    key = segment_key(partition, entry.object_id)
+    stat = await objects.stat(key)
+    if stat.size_bytes != entry.size_bytes:
+        raise trace_failed(trace, f"Object {key} has {stat.size_bytes} bytes, and its entry says {entry.size_bytes}. Restore the object.")
+    try:
+        header = decode_segment_header(await objects.get_range(key, 0, HEADER_BYTES), key=key)
+        footer = await _segment_footer(objects, key, stat.size_bytes)
+        if (footer.base, footer.last, header.base) != (entry.base, entry.last, entry.base):
+            raise Corrupt(f"a segment covers other offsets than its entry says: footer={footer.base}..{footer.last} header={header.base}")
+        trace = msgspec.structs.replace(trace, segment=_segment_facts(key, stat, entry, footer))
+        block = footer.find(offset)
+        if block is None:
+            text = f"The segment has no batch at or behind offset {offset}: readers go on with offset {entry.last + 1}."
+            raise trace_failed(trace, text, exit_code=EXIT_NOT_FOUND)
+        return await _read_block(objects, key, footer, block, offset, trace)
+    except Corrupt as error:
+        raise object_damaged(trace, error, key) from error
+
+
+async def _segment_footer(objects: ObjectStore, key: str, size_bytes: int) -> SegmentFooter:
+    begin = max(0, size_bytes - FOOTER_READ_BYTES)
+    tail = await objects.get_range(key, begin, size_bytes)
+    missing_bytes = footer_bytes_missing(tail, size_bytes=size_bytes, key=key)
+    if missing_bytes:
+        tail = b"".join([await objects.get_range(key, begin - missing_bytes, begin), tail])
+    return decode_footer(tail, size_bytes=size_bytes, key=key)
+
+
+async def _read_block(objects: ObjectStore, key: str, footer: SegmentFooter, block: int, offset: int, trace: Trace) -> Trace:
+    start = footer.positions[block]
+    body = memoryview(await objects.get_range(key, start, start + footer.lengths[block]))
+    facts = BlockFacts(
+        number=block,
+        start=start,
+        end=start + len(body),
+        first_offset=footer.firsts[block],
+        last_offset=footer.lasts[block],
+        max_timestamp_ms=footer.max_timestamps[block],
+    )
+    trace = msgspec.structs.replace(trace, block=facts)
+    where = f"object={key!r} block={block}"
+    try:
+        # First the batch, then the checksum of its block: the batch shows what is left of it.
+        found = scan_stamped([body], wanted=offset, bytes_max=1, where=where)
+        if not found.starts:
+            raise Corrupt(f"a block has no batch that its footer says it has: {where} offset={offset}")
+        batch = body[found.positions[0] : found.end_position]
+        trace = msgspec.structs.replace(trace, batch=batch_facts(batch, start=start + found.positions[0], base_offset=found.starts[0]))
+        check_block(body, footer, block, key=key)
+    except Corrupt as error:
+        raise object_damaged(trace, error, key) from error
+    if trace.batch is not None and trace.batch.base_offset > offset:
+        text = f"There is no record at offset {offset}: readers go on with the batch at {trace.batch.base_offset}."
+        raise trace_failed(trace, text, exit_code=EXIT_NOT_FOUND)
+    return trace
+
+
+def _segment_facts(key: str, stat: ObjectStat, entry: SegmentEntry, footer: SegmentFooter) -> SegmentFacts:
+    return SegmentFacts(
+        key=key,
+        size_bytes=stat.size_bytes,
+        created_ms=created_ms(entry.object_id),
+        modified_ms=stat.modified_ms,
+        batch_count=footer.batch_count,
+        record_count=footer.record_count,
+        block_count=len(footer.firsts),
+    )
+
+
+def trace_failed(trace: Trace, message: str, *, exit_code: int = 1) -> TraceFailed:
+    return TraceFailed(message, exit_code=exit_code, so_far=msgspec.structs.replace(trace, problem=message))
+
+
+def object_damaged(trace: Trace, error: Corrupt, key: str) -> TraceFailed:
+    return trace_failed(trace, f"Damaged object: {error}. Restore the object {key}.")

@@ -1,1 +1,0 @@
-"""`forebay debug`: looking into the stores of a cluster, read-only, while it runs."""
