@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.commands.bench.commands import bench
-from forebay.commands.cluster.commands import cluster
-from forebay.commands.compactor.commands import compactor
-from forebay.commands.cost.commands import cost
+from forebay.commands.cluster import cluster
+from forebay.commands.compactor import compactor
+from forebay.commands.cost import cost
 from forebay.commands.debug import debug
 from forebay.commands.generate.commands import generate
 from forebay.commands.group.commands import group
-from forebay.commands.spark.commands import spark
+from forebay.commands.spark import spark
 from forebay.commands.storage.commands import storage
 from forebay.commands.topic.commands import topic
 from forebay.kafka_client.failures import failures_reported

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from forebay.commands.cluster.commands import cluster
+from forebay.commands.cluster import cluster
 from storage.formats.levels import LEVEL_MAX
 from tests.kit.serving import events, serving
 

@@ -1,7 +1,7 @@
 import socket
 from types import SimpleNamespace
 
-from forebay.commands.cluster.health import answers, judge_health
+from forebay.commands.cluster_facts import judge_health, reach_brokers
 from forebay.kafka_client.connection import BootstrapServer
 
 
@@ -61,6 +61,6 @@ def test_brokers_are_asked_by_connecting_to_them() -> None:
         }
         gone.close()
 
-        found = answers(addresses, within_s=5)
+        found = reach_brokers(addresses, within_s=5)
 
     assert found == {1: None, 2: "connection refused", 3: "name does not resolve"}

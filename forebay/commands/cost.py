@@ -68,7 +68,7 @@ def estimate(
     It asks no cluster. Kafka is reckoned with three copies in three zones of AWS.
     """
     with failures_reported():
-        from forebay.commands.cost.views import estimate_data, estimate_table
+        from forebay.commands.cost_answers import estimate_data, estimate_table
         from process.cost.estimate import ExpectedLoad
         from process.cost.estimate import estimate as estimated
         from process.cost.prices import BUILT_IN_TABLE, read_prices, store_named, store_of
@@ -127,8 +127,7 @@ def now(
     code 6 if some do not.
     """
     with failures_reported():
-        from forebay.commands.cost.asking import ask, registered
-        from forebay.commands.cost.views import now_data, now_table
+        from forebay.commands.cost_answers import ask_processes, now_data, now_table, registered
         from process import event_loop
         from process.cost.meter import sum_up
         from process.explain import explain
@@ -146,7 +145,7 @@ def now(
                 raise
             typer.echo(explanation.message, err=True)
             raise typer.Exit(explanation.exit_code) from error
-        bills = ask(addresses, within_s=within_s)
+        bills = ask_processes(addresses, within_s=within_s)
         found = [bill.facts for bill in bills if bill.facts is not None]
         silent = [bill for bill in bills if bill.facts is None]
         for bill in silent:
@@ -173,7 +172,7 @@ def report(
     A Prometheus knows it, processes that have ended included. It exits with code 3 if it does not answer or has no such series.
     """
     with failures_reported():
-        from forebay.commands.cost.report import ask_prometheus, report_data, report_table
+        from forebay.commands.cost_answers import ask_prometheus, report_data, report_table
         from forebay.kafka_client.options import parse_duration_ms
 
         since_ms = _parsed(lambda text: parse_duration_ms(str(text)), since, "--since", minimum=1_000)

@@ -22,8 +22,7 @@ from forebay.kafka_client.options import (
 )
 
 if TYPE_CHECKING:
-    from forebay.commands.cluster.health import ClusterHealth
-    from forebay.commands.cluster.views import BrokerLine, ClusterFacts
+    from forebay.commands.cluster_facts import BrokerLine, ClusterFacts, ClusterHealth
 
 cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show the brokers of a Kafka cluster and their health.")
 
@@ -43,7 +42,7 @@ def info(
 ) -> None:
     """Show the cluster's id and what there is in it."""
     with failures_reported():
-        from forebay.commands.cluster.views import cluster_table
+        from forebay.commands.cluster_facts import cluster_table
 
         found = _facts(bootstrap, timeout)
         Terminal(output, quiet).show(found, cluster_table(found))
@@ -58,7 +57,7 @@ def brokers(
 ) -> None:
     """List the brokers as the cluster advertises them."""
     with failures_reported():
-        from forebay.commands.cluster.views import brokers_table
+        from forebay.commands.cluster_facts import brokers_table
 
         found = _with_roles(bootstrap, timeout, _facts(bootstrap, timeout).brokers)
         Terminal(output, quiet).show(found, brokers_table(found))
@@ -82,7 +81,7 @@ def health(
     It exits with code 6 if not, and with 3 if no broker answers.
     """
     with failures_reported():
-        from forebay.commands.cluster.views import health_table
+        from forebay.commands.cluster_facts import health_table
         from runtime.clock import SystemClock
 
         terminal = Terminal(output, quiet)
@@ -148,7 +147,7 @@ def upgrade(
     with failures_reported():
         import asyncio
 
-        from forebay.commands.cluster.upgrading import upgrade_cluster, upgrade_table
+        from forebay.commands.cluster_facts import upgrade_cluster, upgrade_table
         from process.explain import explain
         from process.settings.errors import SettingsError
         from process.settings.loading import load
@@ -176,7 +175,7 @@ def upgrade(
 
 
 def _facts(bootstrap: str, timeout: str) -> "ClusterFacts":
-    from forebay.commands.cluster.views import cluster_facts
+    from forebay.commands.cluster_facts import cluster_facts
     from forebay.kafka_client.connection import connect
 
     connection = connect(bootstrap, timeout_s=seconds(timeout))
@@ -206,10 +205,10 @@ def _with_roles(bootstrap: str, timeout: str, lines: "list[BrokerLine]") -> "lis
 
 
 def _health(bootstrap: str, timeout_s: float) -> "ClusterHealth":
-    from forebay.commands.cluster.health import answers, judge_health
+    from forebay.commands.cluster_facts import judge_health, reach_brokers
     from forebay.kafka_client.connection import BootstrapServer, connect
 
     connection = connect(bootstrap, timeout_s=timeout_s)
     metadata = connection.metadata(connection.admin())
     addresses = {broker.id: BootstrapServer(str(broker.host), broker.port) for broker in metadata.brokers.values()}
-    return judge_health(metadata, answers(addresses, within_s=min(timeout_s, ANSWER_WITHIN_S)))
+    return judge_health(metadata, reach_brokers(addresses, within_s=min(timeout_s, ANSWER_WITHIN_S)))

@@ -1,1 +1,0 @@
-"""`forebay cluster`: the brokers of a Kafka cluster and whether all is well with them."""

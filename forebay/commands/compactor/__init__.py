@@ -1,1 +1,0 @@
-"""`forebay compactor`: upkeep as a service of its own, once, or looked at."""

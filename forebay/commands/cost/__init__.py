@@ -1,1 +1,0 @@
-"""`forebay cost`: what a cluster's object store costs, or would cost."""

@@ -1,1 +1,0 @@
-"""`forebay spark …`: jobs of the data pipeline (spark/jobs)."""
