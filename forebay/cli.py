@@ -184,7 +184,7 @@ def doctor(
     Run it beside a broker, or before one starts. It exits with code 1 if a check fails.
     """
     with failures_reported():
-        from forebay.commands.doctor.command import doctor as check_all
+        from forebay.commands.doctor.run import doctor as check_all
 
         options = _options(log_format=log_format, log_level=log_level)
         raise typer.Exit(check_all(config_file, assignments or (), options, Terminal(output, quiet)))

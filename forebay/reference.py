@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from forebay.commands.generate.dashboards import dashboards
-from forebay.commands.generate.promql import CLIENT_METRICS
+from forebay.commands.generate.dashboards import CLIENT_METRICS, dashboards
 from forebay.commands.generate.rules import alerts, recordings
 from forebay.seeds import feature_rows
 from process.settings.keys import SETTINGS

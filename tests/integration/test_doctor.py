@@ -342,7 +342,7 @@ def test_a_folder_without_permission_is_explained_to_who_is_not_root(tmp_path: P
     folder.chmod(stat.S_IRUSR | stat.S_IXUSR | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
     # Its modules lie where only root may read: all are loaded before.
     code = (
-        "import os, sys; from forebay.commands.doctor.command import doctor; from forebay.kafka_client.options import Terminal; "
+        "import os, sys; from forebay.commands.doctor.run import doctor; from forebay.kafka_client.options import Terminal; "
         f"os.geteuid() or os.seteuid({NOBODY}); sys.exit(doctor(None, sys.argv[1:], {{}}, Terminal()))"
     )
     given = [f"{key}={value}" for key, value in on_this_machine(folder).items()]

@@ -1,15 +1,23 @@
-"""What a check has found, and a run of checks of which each may fail alone."""
+"""Findings of checks, and a run of checks of which each may fail alone.
+
+The report is for people, line by line as it comes, or for programs.
+"""
 
 import asyncio
 import enum
-from collections.abc import Awaitable, Callable, Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
 
 import msgspec
 import structlog
 
+from forebay.kafka_client.text import printable, printable_json
 from process.explain import explain
 from process.settings.errors import EXIT_FAILED
 from storage.errors import StorageError
+
+_CHECK_WIDTH: Final = 26
 
 _log = structlog.get_logger(__name__)
 
@@ -98,3 +106,20 @@ def no_answer(error: TimeoutError, within_s: float) -> str:
     """A store that tried more than once notes what it met."""
     notes = getattr(error.__cause__, "__notes__", ())
     return "; ".join([f"no answer within {within_s:g} s", *notes])
+
+
+_VERDICT_WIDTH: Final = max(len(verdict.value) for verdict in FindingStatus)
+
+
+def finding_line(finding: Finding) -> str:
+    return printable(f"{finding.verdict.value.ljust(_VERDICT_WIDTH)}  {finding.check.ljust(_CHECK_WIDTH)}  {finding.detail}")
+
+
+def findings_as_json(findings: Sequence[Finding]) -> str:
+    return printable_json(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
+
+
+def findings_summary(findings: Sequence[Finding]) -> str:
+    """The last line, for people."""
+    counts = Counter(finding.verdict for finding in findings)
+    return ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in FindingStatus if counts[verdict]) + "."

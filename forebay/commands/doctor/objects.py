@@ -1,6 +1,7 @@
 """The object store: what `serve` tries before it starts, then each kind of request by itself, and how long a put takes.
 
-Where a store refuses one, the others say which permissions there are.
+Where a store refuses one, the others say which permissions there are. A bucket that keeps versions is warned of: it would keep what brokers
+delete, a probe of a byte every half minute.
 """
 
 import asyncio
@@ -13,9 +14,12 @@ from forebay.commands.doctor.finding import Checks, Finding, FindingStatus, fail
 from process.settings.urls import scheme_of
 from runtime.clock import Clock
 from runtime.ids import IdSource
+from runtime.telemetry import Telemetry
 from storage.errors import AlreadyExists, NotFound, Unavailable
 from storage.limits import KIB
 from storage.objects.port import ObjectStore
+from storage.objects.requests import RequestMeter
+from storage.objects.s3.aioboto3_client import Aioboto3Client, credentials_for
 from storage.objects.s3.diagnosis import Facts, ProbeStep, explain
 from storage.objects.s3.endpoint import resolve_endpoint
 from storage.objects.s3.faults import Interrupted, NoCredentials, RequestFault, Unreached
@@ -29,18 +33,17 @@ GET: Final = "objects: range read"
 LIST: Final = "objects: list"
 LATENCY: Final = "objects: latency"
 DELETE: Final = "objects: delete"
-
 OF_STORE: Final = (PUT, PUT_AGAIN, GET, LIST, LATENCY, DELETE)
-
 PROBE_S: Final = 45.0
 """The probe of S3 gives each of its five requests ten seconds, and asks why when one fails."""
 STEP_S: Final = 15.0
 PUTS: Final = 5
 PUT_BYTES: Final = 64 * KIB
 SLOW_S: Final = 1.0
-
 _BODY: Final = b"written by forebay doctor, and to be removed by it"
 _OTHER: Final = b"another, which must be refused"
+VERSIONS: Final = "objects: versions"
+ASK_S_MAX: Final = 15.0
 
 
 def of_route(url: str) -> Finding | None:
@@ -210,4 +213,27 @@ class ObjectChecks:
             return ok(DELETE, "what was written is gone")
         return failed(
             DELETE, f"{self._key} is read after it was deleted. A store must read what was last written; nothing may cache before it"
+        )
+
+
+async def look_at_versions(url: str, checks: Checks, *, clock: Clock) -> None:
+    """Say so if the bucket of `url` keeps versions; nothing if it does not, or the question is refused: no broker needs to ask it."""
+    if scheme_of(url) != "s3":
+        return
+    endpoint = resolve_endpoint(parse_s3_url(url), os.environ)
+    client = Aioboto3Client(endpoint, credentials=credentials_for(endpoint, os.environ, clock=clock), meter=RequestMeter(Telemetry()))
+    try:
+        async with asyncio.timeout(ASK_S_MAX):
+            keeps = await client.keeps_versions()
+    except (RequestFault, TimeoutError):
+        return
+    finally:
+        await client.close()
+    if keeps:
+        checks.add(
+            warning(
+                VERSIONS,
+                "the bucket keeps versions of what is deleted: of .probe/ alone up to 86,400 a month and idle broker. "
+                "Give it a lifecycle rule that ends noncurrent versions (NoncurrentVersionExpiration) and expired delete markers",
+            )
         )

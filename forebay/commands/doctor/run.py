@@ -1,42 +1,98 @@
-"""All checks in their order, each with a deadline."""
+"""`forebay doctor`, once its options are read: all checks in their order, each with a deadline.
 
+Findings go to stdout, their sum and the stores' own words to stderr. Both stores are looked at together, too: one cluster, one time. An
+embedded store is looked at where it is or, where none is yet, in a folder of its own on the same file system.
+"""
+
+import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final
 
-from forebay.commands.doctor import advertised, machine, metadata, objects, ports, together
-from forebay.commands.doctor.answers import Respondent, at_kafka
-from forebay.commands.doctor.finding import Checks, Finding, FindingStatus, failed, ok, skipped, warning
+import typer
+
+from forebay.commands.doctor import addresses, machine, metadata, objects
+from forebay.commands.doctor.addresses import Respondent, at_kafka
+from forebay.commands.doctor.finding import (
+    Checks,
+    Finding,
+    FindingStatus,
+    exit_code,
+    failed,
+    finding_line,
+    findings_as_json,
+    findings_summary,
+    ok,
+    skipped,
+    warning,
+)
 from forebay.commands.doctor.metadata import Cluster, MetadataChecks
-from forebay.commands.doctor.objects import ObjectChecks
-from forebay.commands.doctor.place import folder_of, is_there, looked_at
-from forebay.commands.doctor.versions import look_at_versions
+from forebay.commands.doctor.objects import ObjectChecks, look_at_versions
+from forebay.kafka_client.options import Output, Terminal
 from process import preflight
 from process.descriptors import room_for
 from process.disk_space import measure_folders
+from process.identity import older, refusal
+from process.settings.errors import SettingsError
 from process.settings.exposure import warning_of_listeners
 from process.settings.keys import SETTINGS
 from process.settings.listeners import Listener, is_loopback
-from process.settings.loading import Loaded
+from process.settings.loading import Loaded, load
 from process.settings.model import Settings
-from process.settings.urls import has_path, is_memory
+from process.settings.urls import has_path, is_memory, path_of, scheme_of
+from process.store_clocks import AGREES_MS, DIFFERS_MS, MetadataClock, ObjectClock, Timed
+from runtime import logs
 from runtime.blocking import Blocking, ThreadBlocking
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
-from storage.catalog.brokers import id_taken
+from storage.catalog.brokers import BROKER_ID_MAX, id_taken
+from storage.catalog.collections import CollectionsRecord, NewerStore, WentBack, read_collections
+from storage.catalog.store_identity import Identity, StoreContents, judge, look
+from storage.objects.naming import TEMPORARY_FOLDER
 from storage.opening import Stores, open_stores
 
+TRIAL_PREFIX: Final = ".forebay-doctor-"
+BELONG: Final = "both stores"
+CLOCKS: Final = {"object_store": "clock of the object store", "metadata": "clock of the metadata store"}
+AGE: Final = "age of the metadata"
+LOOK_S: Final = 20.0
+SHOWN_MAX: Final = 3
 SETTINGS_CHECK: Final = "settings"
 BROKER_ID: Final = "broker.id"
 AUTHENTICATION: Final = "authentication"
-
 OPEN_S: Final = 30.0
-LOOK_S: Final = 20.0
 CLOSE_S: Final = 10.0
-
 _MEMORY: Final = "memory://"
+
+
+def doctor(file: Path | None, assignments: Sequence[str], options: Mapping[str, tuple[str, str]], terminal: Terminal) -> int:
+    """The exit code."""
+    is_for_people = terminal.output is Output.TABLE
+
+    def tell(finding: Finding) -> None:
+        if is_for_people:
+            typer.echo(finding_line(finding))
+
+    # What stores log of their own accord is in the findings.
+    logs.configure(format="auto", level="error")
+    try:
+        loaded = load(file=file, environ=os.environ, assignments=assignments, options=options)
+    except SettingsError as error:
+        findings = of_settings_errors(error.problems)
+        for finding in findings:
+            tell(finding)
+    else:
+        findings = asyncio.run(examine(loaded, tell))
+    if is_for_people:
+        terminal.say(findings_summary(findings))
+    else:
+        typer.echo(findings_as_json(findings))
+    return exit_code(findings)
 
 
 def of_settings_errors(problems: Sequence[str]) -> list[Finding]:
@@ -141,10 +197,10 @@ async def _look_at_stores(settings: Settings, checks: Checks, clock: Clock) -> C
             ).run()
             await look_at_versions(url, checks, clock=clock)
         if ordering is None or opened is None or any(one.verdict is FindingStatus.FAILED for one in checks.findings[first:]):
-            checks.add(skipped(together.BELONG, "one of them is not well"))
+            checks.add(skipped(BELONG, "one of them is not well"))
         else:
             both = Stores(ordering.metadata, opened.objects, ordering.times)
-            await together.look_at_both(both, settings, checks, clock=clock)
+            await look_at_both(both, settings, checks, clock=clock)
     finally:
         await checks.run("closing the stores", partial(_closed, closing), within_s=CLOSE_S)
     return cluster
@@ -208,13 +264,13 @@ def of_id(broker_id: int | None, listeners: Sequence[object], cluster: Cluster) 
 async def _look_at_addresses(settings: Settings, cluster: Cluster, checks: Checks, blocking: Blocking) -> None:
     served: set[int] = set()
 
-    async def port_of(port: ports.Port) -> Finding:
-        taken = await blocking.run(partial(ports.look, port))
+    async def port_of(port: addresses.Port) -> Finding:
+        taken = await blocking.run(partial(addresses.look_at_port, port))
         if taken is not None and isinstance(taken.answer, Respondent):
             served.add(port.port)
-        return ports.of_port(port, taken, cluster)
+        return addresses.of_port(port, taken, cluster)
 
-    for port in ports.ports_of(settings):
+    for port in addresses.ports_of(settings):
         await checks.run(port.check, partial(port_of, port), within_s=LOOK_S)
 
     bound = {listener.name: listener for listener in settings.kafka.listeners}
@@ -223,8 +279,8 @@ async def _look_at_addresses(settings: Settings, cluster: Cluster, checks: Check
         ours = bound[listener.name]
         answer = None
         if listener.port:
-            answer = await blocking.run(partial(at_kafka, listener.host, listener.port, within_s=ports.ANSWER_S))
-        return advertised.of_address(ours, listener, answer, cluster, is_served=ours.port in served)
+            answer = await blocking.run(partial(at_kafka, listener.host, listener.port, within_s=addresses.ANSWER_S))
+        return addresses.of_address(ours, listener, answer, cluster, is_served=ours.port in served)
 
     for listener in settings.kafka.advertised_listeners:
         await checks.run(f"advertised: {listener.name}", partial(address_of, listener), within_s=LOOK_S)
@@ -238,3 +294,94 @@ def of_exposure(settings: Settings) -> list[Finding]:
         seen = f"http.listen {settings.http.listen}: everybody who can reach it sees metrics and health, as http.insecure allows"
         found.append(warning(AUTHENTICATION, seen))
     return found
+
+
+def is_there(url: str) -> bool:
+    """Whether a broker has used the store of that URL: a metadata file, or a folder that was prepared. True of remote ones.
+
+    Raise OSError where that cannot be seen.
+    """
+    if not has_path(url):
+        return True
+    path = path_of(url)
+    return path.exists() if scheme_of(url) == "sqlite" else (path / TEMPORARY_FOLDER).is_dir()
+
+
+def folder_of(url: str) -> Path:
+    """The folder that a store of this machine writes to."""
+    path = path_of(url)
+    return (path.parent if scheme_of(url) == "sqlite" else path).absolute()
+
+
+@contextlib.contextmanager
+def looked_at(url: str, *, key: str) -> Iterator[str]:
+    """The URL to open. Raise `StartError` where the folder cannot be written to, or made.
+
+    What is not there is not made: a store in a folder that is gone afterwards shows what its file system can do.
+    """
+    if not has_path(url):
+        yield url
+        return
+    preflight.check_store_folder(folder_of(url), key=key, url=url, is_made=False)
+    if is_there(url):
+        yield url
+        return
+    with tempfile.TemporaryDirectory(prefix=TRIAL_PREFIX, dir=preflight.nearest_there(folder_of(url))) as folder:
+        yield f"sqlite:///{folder}/meta.db" if scheme_of(url) == "sqlite" else f"file://{folder}"
+
+
+def of_identity(found: StoreContents, settings: Settings) -> Finding:
+    """PURE. As a start without --accept-new-store would judge."""
+    verdict = judge(found, accept_new_store=False)
+    if verdict.is_refusal:
+        return failed(BELONG, refusal(Identity(None, verdict, found), settings, accept_new_store=False))
+    if found.cluster is None:
+        return ok(BELONG, "no cluster has used them yet; the first start begins one")
+    if found.marker is None:
+        return ok(BELONG, f"the metadata are those of cluster {found.cluster.cluster_id}; the next start marks the object store as its own")
+    return ok(BELONG, f"they are those of cluster {found.cluster.cluster_id}")
+
+
+def of_clock(check: str, ahead_ms: int | None) -> Finding:
+    """PURE. `ahead_ms`: how far this machine's clock is ahead of the store's; None if that cannot be measured now."""
+    if ahead_ms is None:
+        return skipped(check, "what was put to look at it was removed meanwhile")
+    if abs(ahead_ms) < AGREES_MS:
+        return ok(check, "it agrees with this machine's")
+    way = "ahead of" if ahead_ms > 0 else "behind"
+    said = f"this machine's clock is {abs(ahead_ms) / 1_000:.1f} s {way} it: set the one that is wrong, e.g. by NTP"
+    return warning(check, said) if abs(ahead_ms) >= DIFFERS_MS else ok(check, said)
+
+
+def of_age(found: WentBack | None, known: CollectionsRecord, settings: Settings) -> Finding:
+    """PURE. `found`: what the object store has seen that the metadata do not know."""
+    if found is not None:
+        return failed(AGE, older(found, settings))
+    if known.missing:
+        names = ", ".join(one.key for one in known.missing[:SHOWN_MAX])
+        said = f"live entries name {len(known.missing)} objects that are not there, such as {names}. Nothing is deleted meanwhile"
+        return failed(AGE, f"{said}. Bring them back, or accept each that is lost for good: forebay storage accept-lost KEY")
+    return ok(AGE, "the metadata know all that the object store has seen")
+
+
+async def look_at_both(opened: Stores, settings: Settings, checks: Checks, *, clock: Clock) -> None:
+    """`opened` has both stores of the settings, or where there is none yet an empty one in its place."""
+
+    async def identity() -> Finding:
+        return of_identity(await look(opened.metadata, opened.objects), settings)
+
+    async def time(check: str, timed: Timed) -> Finding:
+        return of_clock(check, await timed.ahead_ms())
+
+    async def age() -> Finding:
+        found = await NewerStore(opened.metadata, opened.objects, IdSource(clock=clock)).look()
+        return of_age(found, await read_collections(opened.metadata), settings)
+
+    await checks.run(BELONG, identity, within_s=LOOK_S)
+    await checks.run(AGE, age, within_s=LOOK_S)
+    # No broker has this id: nobody else's probe has the same name.
+    timed: dict[str, Timed] = {"object_store": ObjectClock(opened.objects, lambda: BROKER_ID_MAX, clock)}
+    if opened.times is not None:
+        timed["metadata"] = MetadataClock(opened.metadata, opened.times, lambda: BROKER_ID_MAX, clock)
+    for name, one in timed.items():
+        await checks.run(CLOCKS[name], partial(time, CLOCKS[name], one), within_s=LOOK_S)

@@ -1,23 +1,46 @@
-"""`forebay generate …`."""
+"""`forebay generate …`: dashboards, rules, a scrape configuration, and what a shell runs to complete a line."""
 
 import enum
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from forebay.kafka_client.failures import failures_reported
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from process.settings.listeners import HttpAddress
     from runtime.telemetry import Metric
 
-generate = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Write files for other programs.")
-
-
 PORT_MAX = 65_535
+_BASH: Final = r"""_forebay_completion() {
+    local IFS=$'\n' line="${COMP_LINE:0:COMP_POINT}" answer typed head
+    COMPREPLY=()
+    typed="${line##*[[:space:]]}"
+    # readline replaces only what follows the last colon or equals sign of a word.
+    head="${typed%"${typed##*[:=]}"}"
+    for answer in $(_FOREBAY_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS="$line" "$1" 2>/dev/null); do
+        answer="${answer%%$'\t'*}"
+        COMPREPLY+=("${answer#"$head"}")
+    done
+}
+complete -o default -F _forebay_completion forebay
+"""
+_ZSH: Final = r"""#compdef forebay
+_forebay_completion() {
+    eval "$(_FOREBAY_COMPLETE=complete_zsh _TYPER_COMPLETE_ARGS="${words[1,$CURRENT]}" forebay 2>/dev/null)"
+}
+compdef _forebay_completion forebay
+"""
+_FISH: Final = r"""function __forebay_complete
+    env _FOREBAY_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=$argv[1] _TYPER_COMPLETE_ARGS=(commandline -cp) forebay 2>/dev/null
+end
+complete --command forebay --no-files --arguments "(__forebay_complete get-args)" --condition "__forebay_complete is-args"
+"""
+COMPLETION_SCRIPTS: Final[Mapping[str, str]] = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+
+generate = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Write files for other programs.")
 
 
 class Shell(enum.StrEnum):
@@ -45,9 +68,8 @@ def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> No
     bash: eval "$(forebay generate completion bash)" in ~/.bashrc. zsh: the same in ~/.zshrc, behind compinit.
     fish: forebay generate completion fish > ~/.config/fish/completions/forebay.fish
     """
-    from forebay.commands.generate.completion import SCRIPTS
 
-    typer.echo(SCRIPTS[shell], nl=False)
+    typer.echo(COMPLETION_SCRIPTS[shell], nl=False)
 
 
 @generate.command()
@@ -57,8 +79,7 @@ def grafana(
 ) -> None:
     """Print a dashboard, to be imported by Grafana 10.1 or newer."""
     with failures_reported():
-        from forebay.commands.generate.dashboards import dashboards
-        from forebay.commands.generate.grafana import as_grafana
+        from forebay.commands.generate.dashboards import as_grafana, dashboards
 
         if name is not None and folder is not None:
             raise typer.BadParameter("name a dashboard, or write all of them with --all DIR")

@@ -1,21 +1,150 @@
-"""Nine dashboards as data: each panel says what it shows, in which unit, and by which expressions."""
+"""Nine dashboards as data: each panel says what it shows, in which unit, and by which expressions. Then as Grafana imports them.
 
-from collections.abc import Callable, Mapping
+`Expressions` writes PromQL over the table of metrics: a name, a label or a kind that the table does not have is an error where it is
+written. A gauge is aggregated as its metric says (sum or max), a counter and a histogram by the sum of their rates.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from forebay.commands.generate.promql import Expressions
 from process.cost.prices import GIB, MONTH_S
-from runtime.telemetry import Metric
+from runtime.telemetry import Aggregation, Metric
 
-Unit = Literal["short", "bytes", "binBps", "s", "percentunit", "ops", "reqps", "currencyUSD"]
-"""Names of Grafana's; bytes and bytes a second have binary prefixes."""
+TARGET_LABELS: Final = frozenset({"cluster", "job", "instance"})
+"""Labels that a Prometheus adds: the scrape configuration gives `cluster`, if there are several."""
+CLIENT_METRICS: Final[tuple[Metric, ...]] = (
+    Metric("process_cpu_seconds_total", "CPU time of the process"),
+    Metric("process_resident_memory_bytes", "Resident memory of the process", aggregation="sum"),
+    Metric("process_open_fds", "Open files of the process", aggregation="sum"),
+    Metric("process_max_fds", "Files that the process may open", aggregation="sum"),
+    Metric("python_gc_collections_total", "Garbage collections", ("generation",)),
+)
+"""Metrics of the Prometheus client that dashboards show; every process has them."""
 SHOWN_TOPICS: Final = 10
 """The topics with the most of something, in a panel by topic."""
 EVERYWHERE: Final = ('cluster=~"$cluster"', 'instance=~"$instance"')
 """Matchers in each selector: `$cluster` and `$instance` are chosen above the panels."""
 WINDOW: Final = "$__rate_interval"
 DAY_S: Final = 86_400
+SCHEMA_VERSION: Final = 38
+COLUMNS: Final = 24
+_SIZES: Final = {True: (6, 5), False: (12, 8)}
+"""Width and height of a number, and of values over time."""
+_DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
+_IDENTITY: Final = "forebay_build_info"
+_LINK: Final = {
+    "title": "Forebay",
+    "type": "dashboards",
+    "icon": "external link",
+    "tooltip": "",
+    "tags": ["forebay"],
+    "asDropdown": True,
+    "targetBlank": False,
+    "includeVars": True,
+    "keepTime": True,
+}
+_DATASOURCES: Final = {
+    "name": "datasource",
+    "label": "Prometheus",
+    "type": "datasource",
+    "query": "prometheus",
+    "hide": 0,
+    "skipUrlSync": False,
+}
+
+MetricKind = Literal["counter", "gauge", "histogram"]
+
+Unit = Literal["short", "bytes", "binBps", "s", "percentunit", "ops", "reqps", "currencyUSD"]
+"""Names of Grafana's; bytes and bytes a second have binary prefixes."""
+
+
+def kind_of(metric: Metric) -> MetricKind:
+    """Tell it by the aggregation, which gauges alone have, and by the ending of the name, which counters alone have."""
+    if metric.aggregation is not None:
+        return "gauge"
+    return "counter" if metric.name.endswith("_total") else "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Expressions:
+    """Makes expressions. `everywhere` is written into each selector, and `window` is the time that a rate looks back.
+
+    A value in `where` matches as a regular expression behind `~`, and other values match behind `!`. Raise ValueError for what is not in
+    the table.
+    """
+
+    table: Mapping[str, Metric]
+    everywhere: tuple[str, ...] = ()
+    window: str = "5m"
+
+    def selector(self, name: str, **where: str) -> str:
+        """The series of a counter or a gauge as they are scraped."""
+        metric = self._metric(name)
+        if kind_of(metric) == "histogram":
+            raise ValueError(f"{name} is a histogram: ask for a quantile, or for how often it was observed")
+        return self._selector(metric, name, where)
+
+    def now(self, name: str, *by: str, **where: str) -> str:
+        """A gauge of all processes together."""
+        metric = self._metric(name, "gauge", by)
+        return _aggregated(metric.aggregation or "sum", by, self._selector(metric, name, where))
+
+    def rate(self, name: str, *by: str, window: str = "", **where: str) -> str:
+        """A counter's increase per second."""
+        metric = self._metric(name, "counter", by)
+        return _aggregated("sum", by, f"rate({self._selector(metric, name, where)}[{window or self.window}])")
+
+    def increase(self, name: str, *by: str, window: str, **where: str) -> str:
+        """A counter's increase."""
+        metric = self._metric(name, "counter", by)
+        return _aggregated("sum", by, f"increase({self._selector(metric, name, where)}[{window}])")
+
+    def growth(self, name: str, *by: str, window: str, **where: str) -> str:
+        """Return an expression of a gauge's growth per second, from all its values in the window."""
+        metric = self._metric(name, "gauge", by)
+        return _aggregated(metric.aggregation or "sum", by, f"deriv({self._selector(metric, name, where)}[{window}])")
+
+    def observed(self, name: str, *by: str, **where: str) -> str:
+        """How often per second a histogram was observed."""
+        metric = self._metric(name, "histogram", by)
+        return _aggregated("sum", by, f"rate({self._selector(metric, f'{name}_count', where)}[{self.window}])")
+
+    def quantile(self, quantile: float, name: str, *by: str, **where: str) -> str:
+        """A quantile of what a histogram observed, of all processes together unless `by` has `instance`."""
+        metric = self._metric(name, "histogram", by)
+        rates = f"rate({self._selector(metric, f'{name}_bucket', where)}[{self.window}])"
+        return f"histogram_quantile({quantile}, {_aggregated('sum', ('le', *by), rates)})"
+
+    def _metric(self, name: str, kind: MetricKind | None = None, by: tuple[str, ...] = ()) -> Metric:
+        metric = self.table.get(name)
+        if metric is None:
+            raise ValueError(f"there is no metric {name}")
+        if kind not in (None, kind_of(metric)):
+            raise ValueError(f"{name} is a {kind_of(metric)}, no {kind}")
+        _check_labels(metric, by)
+        return metric
+
+    def _selector(self, metric: Metric, name: str, where: Mapping[str, str]) -> str:
+        _check_labels(metric, tuple(where))
+        matchers = ",".join((*self.everywhere, *(f"{label}{_matcher(value)}" for label, value in where.items())))
+        return f"{name}{{{matchers}}}" if matchers else name
+
+
+def _check_labels(metric: Metric, labels: tuple[str, ...]) -> None:
+    for label in labels:
+        if label not in TARGET_LABELS and label not in metric.labels:
+            raise ValueError(f"{metric.name} has no label {label}")
+
+
+def _matcher(value: str) -> str:
+    operator = {"~": "=~", "!": "!="}.get(value[:1], "=")
+    return f'{operator}"{value if operator == "=" else value[1:]}"'
+
+
+def _aggregated(how: Aggregation, by: tuple[str, ...], what: str) -> str:
+    return f"{how} by ({', '.join(by)}) ({what})" if by else f"{how}({what})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,3 +516,87 @@ _MADE_BY: Final[Mapping[str, Callable[[Expressions], Dashboard]]] = {
     "runtime": _runtime,
     "oxia": _oxia,
 }
+
+
+def as_grafana(name: str, dashboard: Dashboard) -> str:
+    """The text of the file. The same dashboard gives the same bytes."""
+    return json.dumps(_grafana_document(name, dashboard), indent=2, ensure_ascii=False) + "\n"
+
+
+def _grafana_document(name: str, dashboard: Dashboard) -> dict[str, Any]:
+    return {
+        "uid": f"forebay-{name}",
+        "title": f"Forebay: {dashboard.title}",
+        "tags": ["forebay"],
+        "timezone": "browser",
+        "editable": True,
+        "graphTooltip": 1,
+        "schemaVersion": SCHEMA_VERSION,
+        "time": {"from": "now-1h", "to": "now"},
+        "refresh": "30s",
+        "links": [_LINK],
+        "templating": {"list": [_DATASOURCES, _variable("cluster"), _variable("instance", 'cluster=~"$cluster"')]},
+        "annotations": {"list": []},
+        "panels": list(_grafana_panels(dashboard)),
+    }
+
+
+def _variable(label: str, *matchers: str) -> dict[str, Any]:
+    """Choose among the values of a label. All of them is the choice of a Prometheus that has none, too."""
+    return {
+        "name": label,
+        "label": label.capitalize(),
+        "type": "query",
+        "datasource": _DATASOURCE,
+        "query": f"label_values({_IDENTITY}{{{','.join(matchers)}}}, {label})",
+        "refresh": 2,
+        "sort": 1,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"selected": True, "text": "All", "value": "$__all"},
+        "hide": 0,
+        "skipUrlSync": False,
+    }
+
+
+def _grafana_panels(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
+    """Place panels from left to right, and begin a row where the next one has no room."""
+    x = y = row_height = 0
+    for number, panel in enumerate(dashboard.panels, start=1):
+        width, height = _SIZES[panel.is_number]
+        if x + width > COLUMNS:
+            x, y, row_height = 0, y + row_height, 0
+        yield _panel(number, panel, {"x": x, "y": y, "w": width, "h": height})
+        x, row_height = x + width, max(row_height, height)
+
+
+def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
+    targets = [
+        {"refId": chr(ord("A") + index), "datasource": _DATASOURCE, "expr": query.expression, "legendFormat": query.legend or panel.title}
+        for index, query in enumerate(panel.queries)
+    ]
+    shown = {
+        "id": number,
+        "title": panel.title,
+        "description": panel.about,
+        "datasource": _DATASOURCE,
+        "gridPos": place,
+        "targets": targets,
+    }
+    if panel.is_number:
+        return {
+            **shown,
+            "type": "stat",
+            "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
+            "options": {"reduceOptions": {"values": False, "calcs": ["lastNotNull"]}, "textMode": "value_and_name"},
+        }
+    return {
+        **shown,
+        "type": "timeseries",
+        "fieldConfig": {"defaults": {"unit": panel.unit, "custom": {"fillOpacity": 10, "showPoints": "never"}}, "overrides": []},
+        "options": {
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        },
+    }

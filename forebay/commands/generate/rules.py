@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from forebay.commands.generate.dashboards import dollars_per_month, orphan_growth, put_per_gib
-from forebay.commands.generate.promql import Expressions
+from forebay.commands.generate.dashboards import Expressions, dollars_per_month, orphan_growth, put_per_gib
 from runtime.telemetry import Metric
 
 BROKERS: Final = "forebay"

@@ -12,8 +12,7 @@ import msgspec
 
 from forebay.commands.bench.load.facts import StackFacts
 from forebay.commands.bench.load.stack import high_port
-from forebay.commands.generate.dashboards import dashboards
-from forebay.commands.generate.grafana import as_grafana
+from forebay.commands.generate.dashboards import as_grafana, dashboards
 from forebay.commands.generate.rules import alerts, alerts_yaml, recordings, recordings_yaml, scrape_yaml
 from forebay.processes.child import HOST, ChildProcess, tethered
 from process.settings.errors import StartError

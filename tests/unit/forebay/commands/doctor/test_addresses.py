@@ -2,11 +2,9 @@
 
 import pytest
 
-from forebay.commands.doctor.advertised import of_address
-from forebay.commands.doctor.answers import NoAnswer, Respondent
+from forebay.commands.doctor.addresses import NoAnswer, Port, Respondent, Taken, of_address, of_port, ports_of, reachable_host
 from forebay.commands.doctor.finding import FindingStatus
 from forebay.commands.doctor.metadata import Cluster
-from forebay.commands.doctor.ports import Port, Taken, of_port, ports_of, reachable_host
 from forebay.commands.doctor.run import of_exposure, of_id
 from process.settings.errors import EXIT_FAILED, StartError
 from process.settings.listeners import Listener, parse_listeners

@@ -2,9 +2,20 @@ import asyncio
 
 import pytest
 
-from forebay.commands.doctor.finding import Checks, Finding, FindingStatus, exit_code, failed, ok, skipped, warning
+from forebay.commands.doctor.finding import (
+    Checks,
+    Finding,
+    FindingStatus,
+    exit_code,
+    failed,
+    finding_line,
+    findings_as_json,
+    findings_summary,
+    ok,
+    skipped,
+    warning,
+)
 from forebay.commands.doctor.run import of_settings_errors
-from forebay.commands.doctor.views import as_json, as_line, summary
 from process.settings.errors import EXIT_USAGE, StartError
 from storage.errors import OutcomeUnknown, Unavailable
 
@@ -20,16 +31,16 @@ def test_only_what_failed_makes_the_exit_code(findings: list[Finding], code: int
 
 
 def test_a_line_has_the_verdict_first_and_is_one_whatever_is_in_it() -> None:
-    assert [as_line(one).split() for one in FINDINGS][3] == ["skipped", "objects:", "put", "because", "it", "is", "gone"]
-    assert as_line(ok("brokers", "a\nfailed \x1b[2J")) == "ok       brokers                     a\\nfailed \\x1b[2J"
+    assert [finding_line(one).split() for one in FINDINGS][3] == ["skipped", "objects:", "put", "because", "it", "is", "gone"]
+    assert finding_line(ok("brokers", "a\nfailed \x1b[2J")) == "ok       brokers                     a\\nfailed \\x1b[2J"
 
 
 def test_json_names_check_verdict_and_detail() -> None:
-    assert '"check": "disk",\n    "verdict": "warning",\n    "detail": "nearly full"' in as_json(FINDINGS)
+    assert '"check": "disk",\n    "verdict": "warning",\n    "detail": "nearly full"' in findings_as_json(FINDINGS)
 
 
 def test_the_last_line_counts() -> None:
-    assert summary([*FINDINGS, ok("versions", "")]) == "2 ok, 1 warning, 1 failed, 1 skipped."
+    assert findings_summary([*FINDINGS, ok("versions", "")]) == "2 ok, 1 warning, 1 failed, 1 skipped."
 
 
 def test_wrong_settings_are_all_told_and_nothing_else_is_looked_at() -> None:

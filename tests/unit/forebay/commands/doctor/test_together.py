@@ -1,7 +1,7 @@
 import pytest
 
 from forebay.commands.doctor.finding import FindingStatus
-from forebay.commands.doctor.together import of_clock, of_identity
+from forebay.commands.doctor.run import of_clock, of_identity
 from process.settings.model import Settings
 from storage.catalog.identity import ClusterRecord, Objects, StoreContents, StoreMarker
 

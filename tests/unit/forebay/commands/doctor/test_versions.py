@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from forebay.commands.doctor.finding import Checks, FindingStatus
-from forebay.commands.doctor.versions import VERSIONS, look_at_versions
+from forebay.commands.doctor.objects import VERSIONS, look_at_versions
 from runtime.clock import SystemClock
 
 ENABLED = "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"

@@ -6,15 +6,15 @@ import typer
 from typer.testing import CliRunner
 
 from forebay.cli import application
-from forebay.commands.generate.completion import SCRIPTS
+from forebay.commands.generate.commands import COMPLETION_SCRIPTS
 from forebay.kafka_client.options import topic_names
 
 
-@pytest.mark.parametrize("shell", SCRIPTS)
+@pytest.mark.parametrize("shell", COMPLETION_SCRIPTS)
 def test_each_shell_has_a_script_that_asks_forebay(shell: str) -> None:
     ended = CliRunner().invoke(application, ["generate", "completion", shell])
 
-    assert (ended.exit_code, ended.stdout) == (0, SCRIPTS[shell])
+    assert (ended.exit_code, ended.stdout) == (0, COMPLETION_SCRIPTS[shell])
     assert f"_FOREBAY_COMPLETE=complete_{'zsh' if shell == 'zsh' else 'fish'}" in ended.stdout
 
 

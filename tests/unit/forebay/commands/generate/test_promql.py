@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay.commands.generate.promql import Expressions
+from forebay.commands.generate.dashboards import Expressions
 from runtime.telemetry import Metric
 
 TABLE = {
