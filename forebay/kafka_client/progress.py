@@ -1,18 +1,28 @@
-"""How far records have come, on one line of a terminal: their number, size and rate, and a bar where the whole is known."""
+"""Progress of a command: records on one line of a terminal, with their number, size and rate, or the steps of a long task.
+
+Steps are a bar on a terminal, and a line every ten seconds elsewhere. rich is imported for that bar alone.
+"""
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
-from typing import Final, Protocol, TextIO
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
 from runtime.clock import Clock
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SHOWN_AFTER_S: Final = 0.5
 DRAWN_EVERY_S: Final = 0.1
 BAR_CELLS: Final = 20
 _WIDTH: Final = 80
 _ERASED: Final = "\r\x1b[K"
+LINE_EVERY_S: Final = 10.0
+
+Advance = Callable[[int], None]
+"""So many more are done."""
 
 
 class Progress(Protocol):
@@ -83,3 +93,34 @@ def _columns(stream: TextIO) -> int:
         return os.get_terminal_size(stream.fileno()).columns or _WIDTH
     except (OSError, ValueError):
         return _WIDTH
+
+
+@contextlib.contextmanager
+def step_progress(console: "Console", label: str, *, total: int, clock: Clock) -> Iterator[Advance]:
+    if console.is_terminal:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Bars(*columns, console=console, transient=True) as bars:
+            task = bars.add_task(label, total=total)
+            yield lambda done: bars.advance(task, done)
+    else:
+        yield _StepLines(console, label, total, clock).advance
+
+
+class _StepLines:
+    def __init__(self, console: "Console", label: str, total: int, clock: Clock) -> None:
+        self._console = console
+        self._label = label
+        self._total = total
+        self._clock = clock
+        self._done = 0
+        self._last_s = clock.monotonic_s()
+
+    def advance(self, done: int) -> None:
+        self._done += done
+        now_s = self._clock.monotonic_s()
+        if now_s - self._last_s >= LINE_EVERY_S:
+            self._last_s = now_s
+            self._console.print(f"{self._label}: {self._done:,} of {self._total:,}")

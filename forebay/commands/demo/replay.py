@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from forebay.commands.demo.flights import FlightRecord
 from forebay.commands.demo.ledger import Ledger
-from forebay.commands.demo.progress import Advance
+from forebay.kafka_client.progress import Advance
 from runtime.clock import Clock
 
 ANSWER_WITHIN_S: Final = 30.0

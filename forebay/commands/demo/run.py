@@ -23,11 +23,11 @@ from forebay.commands.demo.killing import Killing
 from forebay.commands.demo.ledger import Ledger, differences
 from forebay.commands.demo.own_topic import OwnTopic, new_name, note, read_note
 from forebay.commands.demo.pipeline import FOLDER, PipelinePlace, SparkProcess, check_spark, paced
-from forebay.commands.demo.progress import progress
 from forebay.commands.demo.replay import ReplayError, Routes, read_back, send
 from forebay.commands.demo.store_use import FULL_OBJECTS_DOLLARS_PER_GIB, PRICES_OF, StoreUse, store_use
 from forebay.commands.demo.stores import DemoStores, choose_stores, own
 from forebay.commands.demo.upkeep import Compacted, compact
+from forebay.kafka_client.progress import step_progress
 from forebay.processes.child import HOST
 from process import preflight
 from process.settings.errors import EXIT_FAILED, EXIT_USAGE, StartError
@@ -169,11 +169,11 @@ def _introduce(brokers: Brokers, stores: DemoStores, console: Console) -> None:
 def _replay(coming: Iterator[FlightRecord], count: int, topic: str, brokers: Brokers, console: Console, clock: Clock) -> Ledger:
     bootstrap = brokers.places[0].address
     began_s = clock.monotonic_s()
-    with progress(console, f"producing to {topic}", total=count, clock=clock) as advance:
+    with step_progress(console, f"producing to {topic}", total=count, clock=clock) as advance:
         sent = send(bootstrap, topic, coming, partition_count=PARTITION_COUNT, advance=advance, clock=clock)
     console.print(f"produced  {_rate(sent, clock.monotonic_s() - began_s)} to {topic}, {PARTITION_COUNT} partitions")
     began_s = clock.monotonic_s()
-    with progress(console, f"reading {topic} back", total=count, clock=clock) as advance:
+    with step_progress(console, f"reading {topic} back", total=count, clock=clock) as advance:
         read = read_back(bootstrap, topic, sent.counts(), advance=advance, clock=clock)
     console.print(f"consumed  {_rate(read, clock.monotonic_s() - began_s)} from the beginning")
     console.print(verdict(sent, read, expected=count))
@@ -186,7 +186,7 @@ def _replay_with_a_kill(coming: Iterator[FlightRecord], count: int, topic: str, 
     routes = Routes(topic)
     killing = Killing(brokers, record_count=count, console=console, clock=clock)
     began_s = clock.monotonic_s()
-    with progress(console, f"producing to {topic}", total=count, clock=clock) as advance:
+    with step_progress(console, f"producing to {topic}", total=count, clock=clock) as advance:
         sent = send(bootstrap, topic, coming, partition_count=PARTITION_COUNT, advance=advance, clock=clock, routes=routes, mishap=killing)
     console.print(
         f"produced  {_rate(sent, clock.monotonic_s() - began_s)} to {topic}, {PARTITION_COUNT} partitions, through {_through(routes)}"
@@ -194,7 +194,7 @@ def _replay_with_a_kill(coming: Iterator[FlightRecord], count: int, topic: str, 
     reader = _another(brokers, than=routes.addresses)
     seen = Routes(topic)
     began_s = clock.monotonic_s()
-    with progress(console, f"reading {topic} back", total=count, clock=clock) as advance:
+    with step_progress(console, f"reading {topic} back", total=count, clock=clock) as advance:
         read = read_back(reader.address, topic, sent.counts(), advance=advance, clock=clock, routes=seen)
     console.print(f"consumed  {_rate(read, clock.monotonic_s() - began_s)} from the beginning, through {_through(seen) or reader.address}")
     console.print(verdict(sent, read, expected=count))
@@ -212,7 +212,7 @@ def _look_after(sent: Ledger, topic: str, brokers: Brokers, console: Console, cl
     what = f"{done.objects} objects into {done.segments} segments, {done.written_bytes / _MIB:.1f} MiB"
     console.print(f"compacted {what}, in {done.seconds:.1f} s")
     began_s = clock.monotonic_s()
-    with progress(console, f"reading {topic} again", total=sent.record_count, clock=clock) as advance:
+    with step_progress(console, f"reading {topic} again", total=sent.record_count, clock=clock) as advance:
         read = read_back(place.address, topic, sent.counts(), advance=advance, clock=clock)
     verdict(sent, read, expected=sent.record_count)
     console.print(f"consumed  {_rate(read, clock.monotonic_s() - began_s)} from the segments: they match, too")

@@ -99,7 +99,7 @@ def gc(
     So it does with uploads in parts that a killed process left in S3. Compactors do this all the time. What is younger than
     compactor.delete_grace is left alone. It exits with code 6 if some objects could not be judged.
     """
-    from forebay.commands.storage.collecting import collect_garbage
+    from forebay.commands.storage.verifying import collect_garbage
 
     raise typer.Exit(collect_garbage(config_file, assignments or (), Terminal(output, quiet), delete=delete))
 
@@ -117,7 +117,7 @@ def accept_lost(
     While an object that a live entry names is missing nothing is deleted. Its records stay unreadable. It exits with code 4 if the object
     is there.
     """
-    from forebay.commands.storage.kept import accept_as_lost
+    from forebay.commands.storage.verifying import accept_as_lost
 
     raise typer.Exit(accept_as_lost(config_file, assignments or (), Terminal(output, quiet), key=key))
 
@@ -134,7 +134,7 @@ def delete_kept(
 
     Their records cannot be brought back afterwards. It exits with code 4, and deletes nothing, if one of them is not kept or is named.
     """
-    from forebay.commands.storage.kept import delete_kept_objects
+    from forebay.commands.storage.verifying import delete_kept_objects
 
     raise typer.Exit(delete_kept_objects(config_file, assignments or (), Terminal(output, quiet), keys=keys))
 

@@ -1,31 +1,92 @@
-"""`forebay storage verify`, once its options are read: findings on stdout, how far it is on stderr."""
+"""Work over the stores that the settings name: `forebay storage verify` and `gc`, and what an operator says of objects by name.
 
+The stores are opened, read and closed; what goes wrong becomes one line and an exit code (`over_stores`). Findings go to stdout, progress
+to stderr. Metadata that went back to an older copy, and were accepted, do not name what was written since: such objects are kept, or
+missing (docs/design/upkeep.md#metadata-that-went-back).
+"""
+
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 import typer
 from rich.console import Console
 
-from forebay.commands.demo.progress import progress
-from forebay.commands.storage.running import EXIT_UNSOUND, NotThere, over_stores
-from forebay.commands.storage.views import as_blocks, counted
 from forebay.kafka_client.options import Output, Terminal
+from forebay.kafka_client.progress import step_progress
+from forebay.kafka_client.text import facts, printable
+from forebay.opening import check_there, open_for_reading
+from process import event_loop
+from process.explain import explain
+from process.settings.errors import SettingsError
 from process.settings.keys import nearest
+from process.settings.loading import load
+from runtime import logs
 from runtime.clock import SystemClock
-from storage.errors import StorageError
+from runtime.ids import IdSource
+from storage.catalog.collections import Deletions, change_collections, read_collections, with_lost
+from storage.errors import NotFound, StorageError
+from storage.formats.control import SegmentEntry
+from storage.formats.segment import segment_key
+from storage.formats.wal import object_key
 from storage.metadata import keys
+from storage.objects.naming import is_key
 from storage.opening import Stores
+from storage.verify.active_partitions import ActivePartition, active_partitions, count_offsets, side_by_side
 from storage.verify.findings import Severity, StoreFinding
-from storage.verify.inventory import Inventory, unreferenced_findings
-from storage.verify.partitions import active_partitions, count_offsets
+from storage.verify.inventory import Inventory, kind_of_object, objects_under, unreferenced_findings
+from storage.verify.partition_check import SAMPLE_PARTS, Checked, Depth
+from storage.verify.partition_walk import PartitionWalk
 from storage.verify.reading import StoreReading
-from storage.verify.verification import SAMPLE_PARTS, Checked, Depth, Findings, Verification
+from storage.verify.verification import Findings, Verification
 
+if TYPE_CHECKING:
+    from compactor.collector import CollectionReport
+
+EXIT_NOT_FOUND: Final = 4
+EXIT_UNSOUND: Final = 6
+T = TypeVar("T")
 _PERCENT: Final = "write a share of the objects, such as 1% or 0.25%"
+READS_AT_ONCE: Final = 16
+FAILURES_SHOWN_MAX = 20
+
+
+class NotThere(Exception):
+    """Something that was asked for does not exist: `str()` is the line for the operator."""
+
+
+def over_stores(file: Path | None, assignments: Sequence[str], work: Callable[[Stores], Awaitable[T]]) -> T:
+    """The result of `work`. Raise `typer.Exit` when a line on stderr has said why there is none."""
+    logs.configure(format="auto", level="error")
+
+    async def run() -> T | NotThere:
+        async with open_for_reading(load(file=file, environ=os.environ, assignments=assignments).settings) as stores:
+            try:
+                return await work(stores)
+            except NotThere as error:
+                # Raised through the stores, it would come back in the groups of their tasks.
+                return error
+
+    try:
+        found = event_loop.run(run())
+    except SettingsError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(error.exit_code) from error
+    except Exception as error:
+        explanation = explain(error)
+        if explanation is None:
+            raise
+        typer.echo(explanation.message, err=True)
+        raise typer.Exit(explanation.exit_code) from error
+    if isinstance(found, NotThere):
+        typer.echo(str(found), err=True)
+        raise typer.Exit(EXIT_NOT_FOUND)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +146,7 @@ async def _verified(stores: Stores, options: VerifyOptions, terminal: Terminal) 
     console = Console(file=sys.stderr, quiet=not is_shown)
     total = await count_offsets(reading, options.topics, partition=options.partition) if is_shown else 0
     try:
-        with progress(console, "offsets verified", total=total, clock=clock) as advance:
+        with step_progress(console, "offsets verified", total=total, clock=clock) as advance:
             result = await verification.run(options.topics, partition=options.partition, moved=advance)
         if not options.topics:
             inventory = Inventory(reading, clock)
@@ -136,3 +197,143 @@ def _summary(findings: Findings, checked: Checked) -> str:
     errors, warnings = findings.severities[Severity.ERROR], findings.severities[Severity.WARNING]
     verdict = "Nothing is wrong." if findings.is_sound else f"{counted(errors, 'error')}, {counted(warnings, 'warning')}."
     return f"Verified {', '.join(what)}; {looked}{read}. {verdict}"
+
+
+async def kept_objects(stores: Stores) -> frozenset[str]:
+    """The names of objects that nothing names and that stay. Reads all metadata if any may. Raises `Unavailable`.
+
+    An object of a partition whose entries cannot be read counts as named.
+    """
+    reading = StoreReading(stores.metadata, stores.objects, concurrency=READS_AT_ONCE)
+    known = await read_collections(stores.metadata)
+    if not known.kept:
+        return frozenset()
+    found: set[str] = set()
+    async for stat in objects_under(reading, ""):
+        _, object_id = kind_of_object(stat.key)
+        if object_id is not None and known.keeps(object_id):
+            found.add(stat.key)
+    unreadable: list[str] = []
+
+    async def unmark(one: ActivePartition) -> None:
+        walk = PartitionWalk(reading, one.partition, lambda problem: unreadable.append(problem.kind.name))
+        if await walk.start() is None:
+            return
+        async for page in walk.pages():
+            for source, _ in page:
+                is_segment = isinstance(source, SegmentEntry)
+                found.discard(segment_key(one.partition, source.object_id) if is_segment else object_key(source.object_id))
+
+    await side_by_side(active_partitions(reading, (), lambda _: None), unmark)
+    return frozenset() if unreadable else frozenset(found)
+
+
+def accept_as_lost(file: Path | None, assignments: Sequence[str], terminal: Terminal, *, key: str) -> int:
+    """The exit code."""
+
+    async def work(stores: Stores) -> None:
+        if not is_key(key):
+            raise NotThere(f"{key!r} is not the name of an object. Missing ones are named by: forebay storage verify")
+        try:
+            await stores.objects.stat(key)
+        except NotFound:
+            await change_collections(stores.metadata, partial(with_lost, key=key), action="accept an object as lost")
+        else:
+            raise NotThere(f"The object {key} is there, so nothing waits for it. Missing ones are named by: forebay storage verify")
+
+    over_stores(file, assignments, work)
+    terminal.show(
+        {"key": key, "accepted_as_lost": True}, f"{key} is accepted as lost: objects are deleted again, its records stay unreadable."
+    )
+    return 0
+
+
+def delete_kept_objects(file: Path | None, assignments: Sequence[str], terminal: Terminal, *, keys: Sequence[str]) -> int:
+    """The exit code."""
+
+    async def work(stores: Stores) -> None:
+        kept = await kept_objects(stores)
+        for key in keys:
+            if key not in kept:
+                raise NotThere(f"{key} is not kept, so nothing was deleted. Which are: forebay storage objects --kept")
+        clock = SystemClock()
+        await Deletions(stores.metadata, stores.objects, ids=IdSource(clock=clock, entropy=os.urandom), clock=clock).count()
+        await stores.objects.delete_many(keys)
+
+    over_stores(file, assignments, work)
+    terminal.show({"deleted": list(keys)}, f"{len(keys)} objects were deleted.")
+    return 0
+
+
+def collect_garbage(file: Path | None, assignments: Sequence[str], terminal: Terminal, *, delete: bool) -> int:
+    """The exit code."""
+    from compactor.assembly import open_compactor
+    from compactor.measures import outcome_of
+
+    logs.configure(format="auto", level="error")
+
+    async def run() -> "CollectionReport":
+        settings = load(file=file, environ=os.environ, assignments=assignments).settings
+        check_there(settings)
+        async with open_compactor(settings, is_paced=False) as opened:
+            return await opened.upkeep.collect(dry_run=not delete)
+
+    try:
+        report = event_loop.run(run())
+    except SettingsError as error:
+        typer.echo(str(error), err=True)
+        return error.exit_code
+    except Exception as error:
+        explanation = explain(error)
+        if explanation is None:
+            raise
+        typer.echo(explanation.message, err=True)
+        return explanation.exit_code
+    failures, aborted = dict(report.failed), 0
+    if report.uploads is not None:
+        aborted = report.uploads.aborted
+        if report.uploads.failed is not None:
+            failures["unfinished uploads"] = report.uploads.failed
+    failed = [{"of": of, "outcome": outcome_of(error), "cause": str(error)} for of, error in failures.items()]
+    lines = {
+        "looked_at": report.looked_at,
+        "live": report.live,
+        "unsure": report.unsure,
+        "unused": report.deleted,
+        "unused_bytes": report.deleted_bytes,
+        "uploads": aborted,
+        "deleted": delete,
+        "failed": failed,
+    }
+    rows: list[tuple[str, object]] = [
+        ("looked at", report.looked_at),
+        ("live", report.live),
+        ("deleted" if delete else "unused", f"{report.deleted}, {report.deleted_bytes} bytes"),
+    ]
+    if aborted:
+        rows.append(("aborted" if delete else "unfinished", f"{aborted} uploads that nobody will finish"))
+    if report.unsure:
+        rows.append(("unsure", report.unsure))
+    rows += [(f"{one['outcome']}", f"{one['of']}: {one['cause']}") for one in failed[:FAILURES_SHOWN_MAX]]
+    terminal.show(lines, facts(rows))
+    if (report.deleted or aborted) and not delete:
+        terminal.say("Nothing was deleted. A compactor deletes them by itself; --delete does so at once.")
+    return EXIT_UNSOUND if report.unsure else 0
+
+
+def as_blocks(findings: Sequence[StoreFinding]) -> str:
+    return "\n\n".join(_block(one) for one in findings)
+
+
+def counted(number: int, one: str, more: str | None = None) -> str:
+    """`1 object`, `2,000 objects`."""
+    return f"{number:,} {one if number == 1 else more or f'{one}s'}"
+
+
+def _block(found: StoreFinding) -> str:
+    place = "" if found.topic is None else f"  {found.topic}/{found.partition}"
+    offsets = "" if found.first_offset is None else f"  offsets {found.first_offset}..{found.last_offset}"
+    facts = (("key", found.key), ("object", found.object), ("found", found.found), ("means", found.means), ("do", found.do))
+    lines = [f"{found.severity.value}  {found.kind.value}{place}{offsets}"]
+    lines += [f"  {name:<6}  {value}" for name, value in facts if value is not None]
+    return "\n".join(printable(line) for line in lines)

@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from forebay.commands.demo.progress import LINE_EVERY_S, progress
+from forebay.kafka_client.progress import LINE_EVERY_S, step_progress
 
 
 class SteppedClock:
@@ -19,7 +19,7 @@ class SteppedClock:
 def test_without_a_terminal_a_line_now_and_then_says_how_far() -> None:
     clock, out = SteppedClock(), io.StringIO()
 
-    with progress(Console(file=out, force_terminal=False), "producing", total=5_000, clock=clock) as advance:
+    with step_progress(Console(file=out, force_terminal=False), "producing", total=5_000, clock=clock) as advance:
         advance(1_000)
         clock.at_s = LINE_EVERY_S
         advance(1_000)
@@ -34,7 +34,7 @@ def test_without_a_terminal_a_line_now_and_then_says_how_far() -> None:
 def test_a_terminal_gets_a_bar_that_goes_away() -> None:
     clock, out = SteppedClock(), io.StringIO()
 
-    with progress(Console(file=out, force_terminal=True, width=100), "producing", total=10, clock=clock) as advance:
+    with step_progress(Console(file=out, force_terminal=True, width=100), "producing", total=10, clock=clock) as advance:
         advance(10)
 
     assert "10/10" in out.getvalue()
