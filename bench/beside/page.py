@@ -6,7 +6,7 @@ from typing import Final
 from bench.beside.loads import DELAYS_MS, KAFKA_WARM_UP_TIMES, TARGETS, TITLES, WARM_UP_SHARE, LoadKind
 from bench.beside.report import RATES, UNITS, BesideReport, LoadReport, TargetReport, spread
 from bench.processes import KAFKA
-from forebay.commands.demo.store_use import PRICES_OF
+from forebay.commands.demo.run import PRICES_OF
 
 BEGIN: Final = "<!-- bench.beside: begin -->"
 END: Final = "<!-- bench.beside: end -->"

@@ -1,18 +1,153 @@
-"""The brokers of the demo: on free ports, over the same stores, started and stopped together."""
+"""The brokers of the demo, each in a process of its own: on free ports, over the same stores, started and stopped together.
 
+Records go to a folder or memory of the demo's own or, for several brokers, to the stores that the settings name.
+"""
+
+import os
+import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from forebay.commands.demo.broker_process import BrokerProcess, DemoPlace, free_port
-from forebay.commands.demo.stores import DemoStores
+from forebay.processes.child import HOST, ChildProcess, is_ready, metrics_of
+from forebay.processes.workers import plan
+from forebay.processes.workers.serving import broker_command
+from process.settings.errors import EXIT_USAGE, StartError
+from process.settings.keys import SETTINGS
+from process.settings.loading import load
+from process.settings.model import OF_A_SHARED_STORE
 from process.settings.sections import HTTP_PORT
+from process.settings.sources import CONFIG_VARIABLE
 from runtime.clock import Clock
 
+URLS: Final = ("metadata.url", "storage.url")
+FLUSH_INTERVAL: Final = "storage.flush_interval"
+OF_S3: Final = {FLUSH_INTERVAL: SETTINGS[FLUSH_INTERVAL].notation.show(OF_A_SHARED_STORE[FLUSH_INTERVAL])}
+"""What the demo writes is priced as on S3, so it is written as often as there."""
+READY_WITHIN_S: Final = 30.0
+PORTS_TRIED_MAX: Final = 200
 _LOOK_EVERY_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class DemoStores:
+    """`assignments` are the settings of every broker of the demo, those of the stores included. `data` None: not in a folder of the demo's.
+
+    `is_own` False: others use these stores, too, so the topic is deleted in the end.
+    """
+
+    metadata_url: str
+    storage_url: str
+    assignments: tuple[str, ...]
+    data: Path | None
+    is_own: bool
+
+    @property
+    def flush_interval(self) -> str:
+        return next(value for key, _, value in (one.partition("=") for one in reversed(self.assignments)) if key == FLUSH_INTERVAL)
+
+
+def own_stores(data: Path | None) -> DemoStores:
+    """Embedded stores; None: in memory, for one broker."""
+    storage_url = f"file://{_url_path(data)}/objects" if data else "memory://"
+    metadata_url = f"sqlite:///{_url_path(data)}/meta.db" if data else "memory://"
+    settings = {"storage.url": storage_url, "metadata.url": metadata_url, **OF_S3}
+    return DemoStores(metadata_url, storage_url, tuple(f"{key}={value}" for key, value in settings.items()), data, is_own=True)
+
+
+def choose_stores(data: Path | None, *, brokers: int, environ: Mapping[str, str]) -> DemoStores:
+    """What the settings name, or embedded stores in `data` if they name none. Raise `StartError` if several brokers cannot share it."""
+    file = environ.get(CONFIG_VARIABLE)
+    loaded = load(file=Path(file) if file else None, environ=environ)
+    interval = {} if FLUSH_INTERVAL in loaded.given else OF_S3
+    if loaded.given.isdisjoint(URLS):
+        if data is None:
+            raise StartError(
+                f"--brokers {brokers} needs stores that several processes can share, and memory is none. Leave --in-memory out, "
+                "or use real ones: `make services && . .services/env`.",
+                exit_code=EXIT_USAGE,
+            )
+        stores = own_stores(data)
+        overrides = {**{key: value for key, _, value in (one.partition("=") for one in stores.assignments) if key in URLS}, **interval}
+        return DemoStores(stores.metadata_url, stores.storage_url, tuple(plan.assignments(loaded, overrides)), data, is_own=True)
+    plan.check_shareable(loaded.settings, brokers=brokers, option="--brokers")
+    urls = loaded.settings.metadata.url, loaded.settings.storage.url
+    # Deleted, the topic stays away: an interrupted producer goes on asking for it as long as it lives, and asking makes topics.
+    return DemoStores(*urls, tuple(plan.assignments(loaded, {"kafka.auto_create_topics": "false", **interval})), None, is_own=False)
+
+
+def _url_path(path: Path) -> str:
+    return os.fspath(path) if path.is_absolute() else f"./{path}"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPlace:
+    """`log` is where the broker's own words go."""
+
+    kafka_port: int
+    http_port: int
+    stores: DemoStores
+    log: Path
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.kafka_port}"
+
+    def assignments(self) -> list[str]:
+        """A later one is stronger than an earlier one."""
+        return [
+            *self.stores.assignments,
+            f"kafka.listeners=PLAINTEXT://{HOST}:{self.kafka_port}",
+            f"kafka.advertised_listeners=PLAINTEXT://{HOST}:{self.kafka_port}",
+            f"http.listen={HOST}:{self.http_port}",
+            "log.format=json",
+            "shutdown.drain=0ms",
+            "shutdown.deadline=10s",
+        ]
+
+
+def free_port(first: int, *, promised: Collection[int] = ()) -> int:
+    """The first port from `first` on that nobody listens on or was promised. Raise `StartError` when there is none."""
+    for port in range(first, min(first + PORTS_TRIED_MAX, 65_536)):
+        if port in promised:
+            continue
+        with socket.socket() as probe:
+            # As the broker will bind it: a port whose last owner only just left counts as free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise StartError(f"No free port from {first} on. Choose another first one with --port.", exit_code=EXIT_USAGE)
+
+
+class BrokerProcess(ChildProcess):
+    """Runs while the `with` block does; leaving stops it."""
+
+    def __init__(self, place: DemoPlace, *, clock: Clock) -> None:
+        super().__init__(broker_command(place.assignments()), name=f"The broker on {place.address}", log=place.log, clock=clock)
+        self.place = place
+
+    def __enter__(self) -> Self:
+        self.log.unlink(missing_ok=True)
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.stop()
+
+    def wait_ready(self) -> None:
+        """Until /readyz says so. Raise `StartError` with the broker's last words if it ends or takes too long."""
+        self.wait_until(lambda: is_ready(self.place.http_port), "ready", within_s=READY_WITHIN_S)
+
+    def metrics(self) -> list[Mapping[str, Any]]:
+        """The series of /metrics.json."""
+        return metrics_of(f"{HOST}:{self.place.http_port}")
 
 
 def places(stores: DemoStores, *, brokers: int, port: int, log_folder: Path, say: Callable[[str], None]) -> list[DemoPlace]:

@@ -1,4 +1,4 @@
-"""Sends records through a broker and reads them back, as an ordinary Kafka client.
+"""Records of the demo through a broker and back, as an ordinary Kafka client, and a ledger of either way: count, order and content.
 
 The partition of a key is chosen here, so that the ledger knows what is at which offset before the broker says so;
 the broker's own word (the offset in each delivery report) must then agree.
@@ -6,14 +6,14 @@ the broker's own word (the offset in each delivery report) must then agree.
 
 import json
 import zlib
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from forebay.commands.demo.flights import FlightRecord
-from forebay.commands.demo.ledger import Ledger
 from forebay.kafka_client.progress import Advance
 from runtime.clock import Clock
 
@@ -22,12 +22,48 @@ REPORT_EVERY: Final = 2_000
 _READ_AT_ONCE: Final = 5_000
 _READ_WAIT_S: Final = 0.2
 _ACK_WAIT_S: Final = 0.1
-
 _STATISTICS_EVERY_MS: Final = 100
 _PREPARE_STEPS: Final = 20
-
 QUIET: Final = {"log_level": 2}
 """For every client of the demo: what goes wrong is said by us."""
+
+
+def record_checksum(key: bytes, value: bytes, timestamp_ms: int) -> int:
+    """CRC-32 over timestamp, length of the key, key and value."""
+    head = timestamp_ms.to_bytes(8, "big", signed=True) + len(key).to_bytes(4, "big")
+    return zlib.crc32(value, zlib.crc32(key, zlib.crc32(head)))
+
+
+class Ledger:
+    """A checksum per record, at the index that is its offset: a fresh topic counts from 0 and leaves no gap."""
+
+    def __init__(self, partition_count: int) -> None:
+        self._checksums = [array("I") for _ in range(partition_count)]
+
+    @property
+    def record_count(self) -> int:
+        return sum(map(len, self._checksums))
+
+    def counts(self) -> list[int]:
+        """Records by partition: the offset the next one would have."""
+        return [len(checksums) for checksums in self._checksums]
+
+    def note(self, partition: int, key: bytes, value: bytes, timestamp_ms: int) -> None:
+        self._checksums[partition].append(record_checksum(key, value, timestamp_ms))
+
+    def at(self, partition: int) -> Sequence[int]:
+        return self._checksums[partition]
+
+
+def differences(sent: Ledger, read: Ledger) -> Iterator[str]:
+    """One line per partition that is not the same on both sides."""
+    for partition, expected in enumerate(sent.counts()):
+        ours, theirs = sent.at(partition), read.at(partition)
+        first = next((offset for offset, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+        if first is not None:
+            yield f"partition {partition}: the record at offset {first} is not the one that was sent there"
+        elif len(theirs) != expected:
+            yield f"partition {partition}: {expected} records were sent, {len(theirs)} were read"
 
 
 class ReplayError(Exception):

@@ -1,42 +1,64 @@
-"""The demo from start to end, in words for people on standard output."""
+"""The demo from start to end, in words for people on standard output.
+
+With several brokers, the one that the producer sends to is killed when half of the records were acknowledged (`Killing`). Afterwards
+`forebay compactor run-once` makes segments of the demo's objects. The brokers' meters say what S3 would have cost.
+"""
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from rich.console import Console
 
-from forebay.commands.demo.administration import Deletion, create_topic, delete_topic
-from forebay.commands.demo.broker_process import DemoPlace
-from forebay.commands.demo.cluster import Brokers, places
+from forebay.commands.demo.cluster import Brokers, DemoPlace, DemoStores, choose_stores, own_stores, places
 from forebay.commands.demo.flights import MADE_UP, FlightRecord, archive_path, flights
-from forebay.commands.demo.killing import Killing
-from forebay.commands.demo.ledger import Ledger, differences
-from forebay.commands.demo.own_topic import OwnTopic, new_name, note, read_note
+from forebay.commands.demo.own_topic import Deletion, OwnTopic, create_topic, delete_topic, new_name, note, read_note
 from forebay.commands.demo.pipeline import FOLDER, PipelinePlace, SparkProcess, check_spark, paced
-from forebay.commands.demo.replay import ReplayError, Routes, read_back, send
-from forebay.commands.demo.store_use import FULL_OBJECTS_DOLLARS_PER_GIB, PRICES_OF, StoreUse, store_use
-from forebay.commands.demo.stores import DemoStores, choose_stores, own
-from forebay.commands.demo.upkeep import Compacted, compact
+from forebay.commands.demo.replay import Ledger, ReplayError, Routes, differences, read_back, send
 from forebay.kafka_client.progress import step_progress
 from forebay.processes.child import HOST
+from forebay.processes.workers.plan import environment
 from process import preflight
+from process.cost.meter import WRITING
+from process.cost.prices import BUILT_IN, DEFAULT_STORE, GIB, TABLE_DATE
 from process.settings.errors import EXIT_FAILED, EXIT_USAGE, StartError
+from process.settings.sections import StorageSettings
 from process.settings.urls import is_memory
 from process.stopping import EXIT_INTERRUPTED
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from runtime.version import forebay_version
+from storage.objects.requests import S3_BYTES, S3_REQUESTS
 
+_PERCENT_ACKED_MIN: Final = 50
+_PERCENT_SENT_MAX: Final = 75
+COMPACTED_WITHIN_S: Final = 300.0
+PRICES: Final = BUILT_IN[DEFAULT_STORE]
+"""Storage and transfer are extra."""
+PRICES_OF: Final = f"{date.fromisoformat(TABLE_DATE):%B %Y}"
+SHOWN_AS: Final = {
+    **dict.fromkeys(("put", "upload_begin", "upload_part", "upload_finish"), "put"),
+    **dict.fromkeys(("get", "ranged_get"), "get"),
+    "list": "list",
+    "head": "head",
+    **dict.fromkeys(("delete", "abort"), "delete"),
+}
+"""Kinds of requests as people know them, and as they are priced."""
+FULL_OBJECTS_DOLLARS_PER_GIB: Final = PRICES.of_request("put") * GIB / StorageSettings().flush_bytes
+"""The PUTs of a GiB in objects that are as large as they get. README has what was measured: a few more."""
 PARTITION_COUNT: Final = 6
 _ALWAYS_SHOWN: Final = ("put", "get")
 _MIB: Final = 1024 * 1024
@@ -57,6 +79,33 @@ class DemoOptions:
     leave: bool
     brokers: int = 1
     pipeline: bool = False
+
+
+class Compacted(NamedTuple):
+    """So many `objects` were read with `gets`; `segments` were written, each with one PUT at this size."""
+
+    objects: int
+    segments: int
+    gets: int
+    written_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUse:
+    """Billed requests by kind. `objects_written` and `bytes_written` are those of records, without probes and markers."""
+
+    requests: Mapping[str, int]
+    objects_written: int
+    bytes_written: int
+
+    def dollars(self) -> float:
+        return sum(PRICES.of_request(kind) * count for kind, count in self.requests.items())
+
+    def dollars_per_gib(self, *, beside: Mapping[str, int]) -> float:
+        """What a GiB costs that is written like this, with the requests `beside` those of the brokers; 0 if nothing was written."""
+        dollars = self.dollars() + sum(PRICES.of_request(kind) * count for kind, count in beside.items())
+        return dollars * GIB / self.bytes_written if self.bytes_written else 0.0
 
 
 def run(options: DemoOptions, *, environ: Mapping[str, str] = os.environ) -> int:
@@ -142,7 +191,7 @@ def _choose_brokers(options: DemoOptions, environ: Mapping[str, str], stack: Exi
             raise StartError("--pipeline keeps tables in the data folder, so it cannot run with --in-memory.", exit_code=EXIT_USAGE)
     if options.data is not None:
         preflight.check_folder(options.data, named=f"--data {options.data}", chosen="--data DIR")
-    stores = own(options.data) if options.brokers == 1 else choose_stores(options.data, brokers=options.brokers, environ=environ)
+    stores = own_stores(options.data) if options.brokers == 1 else choose_stores(options.data, brokers=options.brokers, environ=environ)
     if options.leave:
         # The demo compacts by itself: one beside a slow broker would have done it before.
         stores = dataclasses.replace(stores, assignments=(*stores.assignments, "compactor.run=false"))
@@ -305,3 +354,69 @@ def _serve_on(brokers: Brokers, topic: str, console: Console) -> None:
 
 def _rate(ledger: Ledger, seconds: float) -> str:
     return f"{ledger.record_count:,} records in {seconds:.1f} s ({ledger.record_count / seconds:,.0f}/s)"
+
+
+class Killing:
+    """`victim` is the address of the broker that was killed, empty before."""
+
+    def __init__(self, brokers: Brokers, *, record_count: int, console: Console, clock: Clock) -> None:
+        self.acked_min = record_count * _PERCENT_ACKED_MIN // 100
+        self.sent_max = max(1, record_count * _PERCENT_SENT_MAX // 100)
+        self.victim = ""
+        self._brokers = brokers
+        self._console = console
+        self._clock = clock
+        self._began_s = clock.monotonic_s()
+        self._at_s = 0.0
+
+    def prepare(self, address: str) -> None:
+        self._brokers.note_metrics(self._brokers.at(address))
+
+    def strike(self, address: str) -> None:
+        self._brokers.kill9(self._brokers.at(address))
+        self._at_s = self._clock.monotonic_s() - self._began_s
+        self.victim = address
+
+    def struck(self, *, acked: int, open_count: int) -> None:
+        self._console.print(
+            f"killed    the broker on {self.victim}, which the producer was sending to, with kill -9 after {self._at_s:.1f} s: "
+            f"{acked:,} records were acknowledged by then, {open_count:,} on their way"
+        )
+
+
+def compact(stores: DemoStores, topic: str) -> Compacted:
+    """All of `topic` becomes segments, however little it is. Raise `ReplayError` with the command's own words if that fails."""
+    command = [sys.executable, "-m", "forebay", "compactor", "run-once", topic, "--now", "-o", "json", "--config", os.devnull]
+    for assignment in stores.assignments:
+        command += ["--set", assignment]
+    try:
+        ended = subprocess.run(  # noqa: S603 - our own command line
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=COMPACTED_WITHIN_S,
+            env=environment(os.environ),
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        raise ReplayError(f"the compactor did not end within {COMPACTED_WITHIN_S:.0f} s") from None
+    if ended.returncode:
+        raise ReplayError(f"the compactor failed with exit code {ended.returncode}: {ended.stderr.strip() or ended.stdout.strip()}")
+    said = json.loads(ended.stdout)
+    return Compacted(said["objects"], said["segments"], said["gets"], said["written_bytes"], said["seconds"])
+
+
+def store_use(series: Iterable[Mapping[str, Any]]) -> StoreUse:
+    """From the `series` of /metrics.json, of one broker or of several one after the other."""
+    requests = dict.fromkeys(("put", "list", "get", "head", "delete"), 0)
+    objects_written = bytes_written = 0
+    for one in series:
+        labels, value = one["labels"], one["value"]
+        if one["name"] == S3_REQUESTS.name and labels["answer"] in PRICES.billed:
+            requests[SHOWN_AS[labels["request"]]] += int(value)
+            is_whole = labels["request"] in ("put", "upload_finish") and labels["answer"] == "2xx"
+            objects_written += int(value) if is_whole and labels["cause"] in WRITING else 0
+        elif one["name"] == S3_BYTES.name and labels["direction"] == "in" and labels["cause"] in WRITING:
+            bytes_written += int(value)
+    return StoreUse(requests, objects_written, bytes_written)

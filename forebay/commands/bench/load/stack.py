@@ -21,7 +21,7 @@ import msgspec
 from forebay.commands.bench.load.by_http import HttpUnanswered, asked_by_http
 from forebay.commands.bench.load.facts import LoadMember, LoadProcess, StackFacts, process_facts, write_facts
 from forebay.commands.bench.load.scenario import DISK, MEMORY, SERVICES, LoadEvent, LoadStores, Scenario
-from forebay.commands.demo.broker_process import free_port
+from forebay.commands.demo.cluster import free_port
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
 from forebay.processes.child import HOST, ChildProcess, is_ready
 from forebay.processes.workers.serving import broker_command

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-from forebay.commands.demo import administration
-from forebay.commands.demo.administration import Deletion, create_topic, delete_topic
+from forebay.commands.demo import own_topic
+from forebay.commands.demo.own_topic import Deletion, create_topic, delete_topic
 from forebay.commands.demo.replay import ReplayError
 
 TOPIC = "forebay-demo-flights-01kasdfghjkqwertyzxcvbnm12"
@@ -56,8 +56,8 @@ class FakeCluster:
 
 @pytest.fixture
 def asking(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeCluster], None]:
-    monkeypatch.setattr(administration, "ANSWER_WITHIN_S", 0.05)
-    return lambda cluster: monkeypatch.setattr(administration, "AdminClient", lambda _: cluster)
+    monkeypatch.setattr(own_topic, "ANSWER_WITHIN_S", 0.05)
+    return lambda cluster: monkeypatch.setattr(own_topic, "AdminClient", lambda _: cluster)
 
 
 def no_sleep(_: float) -> None:
@@ -104,7 +104,7 @@ def test_only_a_topic_of_ones_own_is_deleted(
 
 
 def test_an_answer_that_never_comes_is_asked_for_by_new_clients_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(administration, "ANSWER_WITHIN_S", 0.5)
+    monkeypatch.setattr(own_topic, "ANSWER_WITHIN_S", 0.5)
 
     with pytest.raises(ReplayError, match="no broker answered within 3 s"):
         delete_topic("127.0.0.1:1", TOPIC)

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.commands.demo import broker_process
-from forebay.commands.demo.broker_process import BrokerProcess, DemoPlace, free_port
-from forebay.commands.demo.stores import own
+from forebay.commands.demo import cluster
+from forebay.commands.demo.cluster import BrokerProcess, DemoPlace, free_port, own_stores
 from forebay.processes import child
 from process.settings.errors import StartError
 from process.settings.loading import load
@@ -14,7 +13,7 @@ from runtime.clock import SystemClock
 
 
 def place(folder: Path, *, data: Path | None = None) -> DemoPlace:
-    return DemoPlace(kafka_port=9092, http_port=1, stores=own(data), log=folder / "logs" / "broker.log")
+    return DemoPlace(kafka_port=9092, http_port=1, stores=own_stores(data), log=folder / "logs" / "broker.log")
 
 
 def test_a_port_in_use_is_passed_over() -> None:
@@ -26,7 +25,7 @@ def test_a_port_in_use_is_passed_over() -> None:
 
 
 def test_no_free_port_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_process, "PORTS_TRIED_MAX", 0)
+    monkeypatch.setattr(cluster, "PORTS_TRIED_MAX", 0)
 
     with pytest.raises(StartError, match=r"No free port from 9092 on\. Choose another first one with --port\."):
         free_port(9092)
@@ -61,7 +60,7 @@ def test_a_broker_that_never_gets_ready_is_given_up_and_stopped(tmp_path: Path, 
     idle.write_text(f"#!{sys.executable}\nimport signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True:\n    signal.pause()\n")
     idle.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(idle))
-    monkeypatch.setattr(broker_process, "READY_WITHIN_S", 0.2)
+    monkeypatch.setattr(cluster, "READY_WITHIN_S", 0.2)
     monkeypatch.setattr(child, "STOP_WITHIN_S", 0.2)
 
     with BrokerProcess(place(tmp_path), clock=SystemClock()) as broker:

@@ -11,8 +11,7 @@ from confluent_kafka import Producer
 
 from forebay.commands.demo import replay
 from forebay.commands.demo.flights import FlightRecord, flights
-from forebay.commands.demo.ledger import differences
-from forebay.commands.demo.replay import ReplayError, Routes, hear_statistics, read_back, send
+from forebay.commands.demo.replay import ReplayError, Routes, differences, hear_statistics, read_back, send
 from runtime.clock import SystemClock
 
 TOPIC = "flights"

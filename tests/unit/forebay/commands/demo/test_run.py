@@ -1,10 +1,7 @@
 import pytest
 
-from forebay.commands.demo.ledger import Ledger
-from forebay.commands.demo.replay import ReplayError
-from forebay.commands.demo.run import verdict, what_a_gib_costs, what_it_took
-from forebay.commands.demo.store_use import StoreUse
-from forebay.commands.demo.upkeep import Compacted
+from forebay.commands.demo.replay import Ledger, ReplayError
+from forebay.commands.demo.run import Compacted, StoreUse, verdict, what_a_gib_costs, what_it_took
 
 
 def ledger(*values: bytes) -> Ledger:

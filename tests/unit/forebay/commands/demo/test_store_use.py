@@ -2,7 +2,7 @@ from typing import get_args
 
 import pytest
 
-from forebay.commands.demo.store_use import PRICES, PRICES_OF, SHOWN_AS, StoreUse, store_use
+from forebay.commands.demo.run import PRICES, PRICES_OF, SHOWN_AS, StoreUse, store_use
 from storage.objects.requests import RequestKind
 
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.commands.demo.stores import choose_stores, own
+from forebay.commands.demo.cluster import choose_stores, own_stores
 from process.settings.errors import StartError
 from process.settings.keys import SETTINGS
 from process.settings.loading import load
@@ -19,7 +19,7 @@ def test_several_brokers_share_the_data_folder_unless_the_settings_name_stores()
     stores = choose_stores(DATA, brokers=3, environ={"FOREBAY_STORAGE__FLUSH_BYTES": "1MiB"})
     settings = load(environ={}, assignments=stores.assignments).settings
 
-    assert (stores.metadata_url, stores.storage_url) == (own(DATA).metadata_url, own(DATA).storage_url)
+    assert (stores.metadata_url, stores.storage_url) == (own_stores(DATA).metadata_url, own_stores(DATA).storage_url)
     assert (stores.data, stores.is_own) == (DATA, True)
     assert (settings.metadata.url, settings.storage.flush_bytes) == (stores.metadata_url, 2**20)
 
@@ -31,7 +31,7 @@ def test_what_is_priced_as_on_s3_is_flushed_as_often_as_there_unless_the_setting
     on_s3 = load(environ={"FOREBAY_STORAGE__URL": "s3://bucket", "FOREBAY_METADATA__URL": "oxia://host:6648/default"}).settings
     expected = SETTINGS["storage.flush_interval"].show(on_s3)
 
-    assert own(DATA).flush_interval == own(None).flush_interval == expected
+    assert own_stores(DATA).flush_interval == own_stores(None).flush_interval == expected
     assert choose_stores(DATA, brokers=3, environ=environ).flush_interval == expected
     given = choose_stores(DATA, brokers=3, environ={**environ, "FOREBAY_STORAGE__FLUSH_INTERVAL": "1s"})
     assert given.flush_interval == "1s"
