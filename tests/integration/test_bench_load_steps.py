@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from forebay.commands.bench.load.facts import LoadProcess, StackFacts, read_facts
-from forebay.commands.bench.load.folder import FILES
+from forebay.commands.bench.load.folder import FILES, LoadProcess, StackFacts, read_facts
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNHEALTHY, EXIT_USAGE
 from tests.integration.command_line import forebay, soon
 

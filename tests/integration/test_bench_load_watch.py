@@ -8,8 +8,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from forebay.commands.bench.load.facts import read_facts
-from forebay.commands.bench.load.monitoring import INSTALL_PROMETHEUS
+from forebay.commands.bench.load.folder import read_facts
+from forebay.commands.bench.load.watching import INSTALL_PROMETHEUS
 from tests.integration.command_line import ANSWER_WITHIN_S, environment, interrupted
 
 

@@ -1,38 +1,22 @@
 """`forebay bench …`. The result on stdout, talk on stderr; what a command needs is imported when it runs."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.commands.bench.arguments import (
-    AcksOption,
-    CompressionOption,
-    CompressionToReadOption,
-    ConsumersOption,
-    JsonOption,
-    PartitionsOption,
-    ProducersOption,
-    RateLimitOption,
-    RateOption,
-    RecordBytesOption,
-    RecordBytesToReadOption,
-    RecordsOption,
-    RecordsToReadOption,
-    SecondsOption,
-    StampedRecordBytesOption,
-    TopicOption,
-    TopicToReadOption,
-    WarmUpOption,
-)
 from forebay.commands.bench.load.commands import load
 from forebay.commands.bench.settings import (
+    CLIENTS_MAX,
+    NUMBER_MAX,
     PARTITIONS,
     RECORD_BYTES,
+    RECORD_BYTES_MAX,
     RECORDS,
     RECORDS_MAX,
     SMALL_RECORD_BYTES,
     SMALL_RECORDS,
+    STAMP_BYTES,
     Acks,
     Compression,
     EndToEndLoad,
@@ -44,6 +28,7 @@ from forebay.kafka_client.failures import failures_reported
 from forebay.kafka_client.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT,
+    PARTITIONS_MAX,
     Bootstrap,
     Configs,
     Output,
@@ -54,11 +39,13 @@ from forebay.kafka_client.options import (
     Timeout,
     open_connection,
     pairs,
+    partition_count,
+    topic_names,
 )
+from forebay.kafka_client.text import check_name
 
 if TYPE_CHECKING:
     from forebay.commands.bench.running import BenchRun
-
 
 bench = typer.Typer(
     no_args_is_help=True,
@@ -68,6 +55,103 @@ bench = typer.Typer(
     "Python: for small records it may be the limit, not the broker. It is when its CPU takes about as long as the load.",
 )
 bench.add_typer(load, name="load")
+
+
+def positive(given: float | None) -> float | None:
+    """For options that are numbers above 0. Raise `BadParameter` for others."""
+    if given is not None and not given > 0:
+        raise typer.BadParameter(f"{given:g} is not more than 0")
+    if given is not None and given > NUMBER_MAX:
+        raise typer.BadParameter(f"{given:g} is too large: {NUMBER_MAX:,} at most")
+    return given
+
+
+TopicOption = Annotated[
+    str | None,
+    typer.Option(
+        "--topic",
+        help="Use this topic, which stays; create it if it is not there.  [default: a topic of its own, deleted afterwards]",
+        metavar="TOPIC",
+        autocompletion=topic_names,
+        callback=check_name,
+    ),
+]
+
+TopicToReadOption = Annotated[
+    str | None,
+    typer.Option(
+        "--topic",
+        help="Read this topic.  [default: one that is written before and deleted afterwards]",
+        metavar="TOPIC",
+        autocompletion=topic_names,
+        callback=check_name,
+    ),
+]
+
+RecordsOption = Annotated[int, typer.Option("--records", "-n", min=1, max=RECORDS_MAX, help="Measure this many records.")]
+
+RecordsToReadOption = Annotated[
+    int | None,
+    typer.Option(
+        "--records",
+        "-n",
+        min=1,
+        max=RECORDS_MAX,
+        help="Measure this many records.  [default: 1,000,000, or all that --topic has]",
+    ),
+]
+
+RecordBytesOption = Annotated[int, typer.Option("--record-bytes", min=1, max=RECORD_BYTES_MAX, help="Make each value this long.")]
+
+RecordBytesToReadOption = Annotated[
+    int | None,
+    typer.Option("--record-bytes", min=1, max=RECORD_BYTES_MAX, help="Make each value this long.  [default: 1024]"),
+]
+
+StampedRecordBytesOption = Annotated[
+    int, typer.Option("--record-bytes", min=STAMP_BYTES, max=RECORD_BYTES_MAX, help="Make each value this long.")
+]
+
+PartitionsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--partitions",
+        "-p",
+        min=1,
+        callback=partition_count,
+        help=f"Create the topic with this many partitions, {PARTITIONS_MAX:,} at most.  [default: 12, or as the topic has]",
+    ),
+]
+
+ProducersOption = Annotated[int, typer.Option("--producers", min=1, max=CLIENTS_MAX, help="Share the records among this many producers.")]
+
+ConsumersOption = Annotated[
+    int, typer.Option("--consumers", min=1, max=CLIENTS_MAX, help="Share the partitions among this many consumers.")
+]
+
+CompressionOption = Annotated[Compression, typer.Option("--compression", help="Compress batches.")]
+
+CompressionToReadOption = Annotated[Compression | None, typer.Option("--compression", help="Compress batches.  [default: none]")]
+
+AcksOption = Annotated[Acks, typer.Option("--acks", help="Wait for all replicas, the leader, or nobody.")]
+
+RateLimitOption = Annotated[
+    float | None,
+    typer.Option(
+        "--rate", callback=positive, metavar="NUMBER", help="Send this many records a second in all.  [default: as fast as it goes]"
+    ),
+]
+
+RateOption = Annotated[float, typer.Option("--rate", callback=positive, metavar="NUMBER", help="Send this many records a second.")]
+
+SecondsOption = Annotated[float, typer.Option("--seconds", callback=positive, metavar="NUMBER", help="Measure for this long.")]
+
+WarmUpOption = Annotated[
+    int | None,
+    typer.Option("--warm-up", min=0, max=RECORDS_MAX, help="Pass this many records before the clock starts.  [default: a tenth more]"),
+]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON object: short for -o json.")]
 
 
 @bench.command()
@@ -270,8 +354,7 @@ def _run(
 ) -> "BenchRun":
     """Raise `BadParameter`, or `ClientFailed` if there is no way to the brokers."""
     given = pairs(configs, option="-c", example="retention.ms=3600000")
-    from forebay.commands.bench.running import BenchRun
-    from forebay.commands.bench.topics import BenchTopic
+    from forebay.commands.bench.running import BenchRun, BenchTopic
     from runtime.clock import SystemClock
 
     connection, admin = open_connection(bootstrap, timeout)

@@ -1,32 +1,139 @@
-"""The four loads: a topic, clients, a warm-up, and what is measured behind it. Every function raises `ClientFailed`."""
+"""The four loads: a topic, clients, a warm-up, and what is measured behind it. Every function raises `ClientFailed`.
+
+A topic is the load's own, and gone afterwards whatever happens, or it has a name and stays.
+"""
 
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from confluent_kafka.admin import AdminClient
 
 from forebay.commands.bench import settings
-from forebay.commands.bench.passing import PARTITION, Arrivals, Passage, WaitingConsumer
-from forebay.commands.bench.payloads import random_values
-from forebay.commands.bench.reading import opened_consumers, read
+from forebay.commands.bench.clients import (
+    PARTITION,
+    Acknowledgements,
+    Arrivals,
+    LoadSender,
+    Passage,
+    WaitingConsumer,
+    opened_consumers,
+    opened_producers,
+    random_values,
+    read_records,
+)
 from forebay.commands.bench.results import BenchLoad, Measured, bench_report, report_table
-from forebay.commands.bench.sending import Acknowledgements, LoadSender, opened_producers
 from forebay.commands.bench.settings import Acks, Compression, ConsumeLoad, EndToEndLoad, ProduceLoad, ReadShares, RequestsLoad
-from forebay.commands.bench.topics import BenchTopic, TopicInUse, existing, topic_for
-from forebay.commands.topic.administration import bounds
+from forebay.commands.topic import administration
+from forebay.commands.topic.administration import bounds, counted
 from forebay.commands.topic.producing import without_collection
 from forebay.kafka_client.connection import ClusterConnection
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, EXIT_USAGE, ClientFailed
-from forebay.kafka_client.interrupts import interrupted_between_calls
+from forebay.kafka_client.interrupts import interrupted_between_calls, uninterrupted
 from forebay.kafka_client.options import Terminal
 from forebay.kafka_client.progress import Progress, progress
 from runtime.clock import Clock
+from runtime.ids import IdSource
 
+PREFIX: Final = "forebay-bench"
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchTopic:
+    """What was asked for. Without a name the topic is made for the load alone. A topic that is there has its own configs and replicas."""
+
+    name: str | None
+    partitions: int | None
+    configs: Mapping[str, str]
+    replication_factor: int | None
+
+
+class TopicInUse(NamedTuple):
+    name: str
+    partitions: int
+
+
+@contextlib.contextmanager
+def topic_for(
+    connection: ClusterConnection, admin: AdminClient, wanted: BenchTopic, *, default_partitions: int, terminal: Terminal, clock: Clock
+) -> Iterator[TopicInUse]:
+    """Raise `ClientFailed`, also if a topic that was made for the load alone could not be deleted."""
+    partitions = default_partitions if wanted.partitions is None else wanted.partitions
+    if wanted.name is None:
+        name = f"{PREFIX}-{IdSource(clock=clock).next_ulid().lower()}"
+        with _deleted_afterwards(connection, admin, name, terminal):
+            yield _created(connection, admin, name, wanted, partitions, clock)
+        return
+    try:
+        found = existing_topic(connection, admin, wanted)
+    except ClientFailed as failed:
+        if failed.exit_code != EXIT_NOT_FOUND:
+            raise
+        found = _created(connection, admin, wanted.name, wanted, partitions, clock)
+        terminal.say(f'Created topic "{wanted.name}" with {counted(partitions, "partition")}. It stays.')
+    yield found
+
+
+def existing_topic(connection: ClusterConnection, admin: AdminClient, wanted: BenchTopic) -> TopicInUse:
+    """The topic of that name, which must be there and be as it was asked for."""
+    assert wanted.name is not None, "only a topic with a name can be there"
+    count = len(administration.look_up_topic(connection, admin, wanted.name).partitions)
+    if wanted.partitions not in {None, count}:
+        raise ClientFailed(
+            f'Topic "{wanted.name}" has {counted(count, "partition")}, not {wanted.partitions:,}: '
+            "leave --partitions out, or name another topic.",
+            exit_code=EXIT_USAGE,
+        )
+    if wanted.configs or wanted.replication_factor is not None:
+        raise ClientFailed(
+            f'Topic "{wanted.name}" exists, and -c and -r are for a topic that is created. Change it: forebay topic alter {wanted.name}',
+            exit_code=EXIT_USAGE,
+        )
+    return TopicInUse(wanted.name, count)
+
+
+def _created(connection: ClusterConnection, admin: AdminClient, name: str, wanted: BenchTopic, partitions: int, clock: Clock) -> TopicInUse:
+    administration.create(
+        connection,
+        admin,
+        name,
+        partitions=partitions,
+        replication_factor=wanted.replication_factor,
+        configs=wanted.configs,
+        clock=clock,
+    )
+    return TopicInUse(name, partitions)
+
+
+@contextlib.contextmanager
+def _deleted_afterwards(connection: ClusterConnection, admin: AdminClient, name: str, terminal: Terminal) -> Iterator[None]:
+    """Also when its creation was interrupted: it may or may not be there then."""
+    try:
+        yield
+    except BaseException:
+        try:
+            _delete(connection, admin, name)
+        except ClientFailed as failed:
+            terminal.warn(str(failed))
+        raise
+    _delete(connection, admin, name)
+
+
+def _delete(connection: ClusterConnection, admin: AdminClient, name: str) -> None:
+    """Raise `ClientFailed`, which says how to do it later. A topic that is gone already is no failure."""
+    try:
+        with uninterrupted():
+            administration.delete(connection, admin, name)
+    except ClientFailed as failed:
+        if failed.exit_code == EXIT_NOT_FOUND:
+            return
+        raise ClientFailed(
+            f'Topic "{name}" is left: {failed} Delete it later: forebay topic delete {name}', exit_code=failed.exit_code
+        ) from failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +218,7 @@ def run_consume(run: BenchRun, asked: ConsumeOptions) -> None:
             raise ClientFailed(f"{measured.records:,} records came of {load.records:,} that were written: the result means nothing.")
     else:
         with interrupted_between_calls(), without_collection():
-            topic = existing(run.connection, run.admin, run.topic)
+            topic = existing_topic(run.connection, run.admin, run.topic)
             _check_consumers(asked.consumers, topic)
             offsets, found = _there(run, topic, asked)
             load = ConsumeLoad(
@@ -249,7 +356,7 @@ def _consumed(run: BenchRun, topic: TopicInUse, load: ConsumeLoad, offsets: dict
     with run.progress(load.warm_up + load.records) as shown:
         if load.warm_up:
             with opened_consumers(run.connection, config, topic.name, count=load.consumers) as consumers:
-                read(
+                read_records(
                     run.connection,
                     consumers,
                     topic.name,
@@ -262,7 +369,7 @@ def _consumed(run: BenchRun, topic: TopicInUse, load: ConsumeLoad, offsets: dict
         with opened_consumers(run.connection, config, topic.name, count=load.consumers) as consumers:
             reading, seconds, cpu_s = _timed(
                 run.clock,
-                lambda: read(run.connection, consumers, topic.name, positions, load.records, moved=shown.moved, clock=run.clock),
+                lambda: read_records(run.connection, consumers, topic.name, positions, load.records, moved=shown.moved, clock=run.clock),
             )
     return Measured(reading.records, reading.size_bytes, seconds, cpu_s)
 

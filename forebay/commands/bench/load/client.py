@@ -32,7 +32,6 @@ from forebay.commands.bench.load.by_http import (
     bytes_of,
 )
 from forebay.commands.bench.load.reconcile import LoadPartition
-from forebay.commands.bench.load.records import RunCollector, ValueMaker
 from forebay.commands.bench.load.tasks import (
     AUTO_COMMIT_MS,
     GIVE_UP_S,
@@ -42,8 +41,10 @@ from forebay.commands.bench.load.tasks import (
     Outlet,
     ProducerTask,
     RangeFile,
+    RunCollector,
     SendOutcomes,
     Told,
+    ValueMaker,
 )
 from forebay.commands.bench.results import LatencyMs
 from forebay.commands.bench.settings import Acks, Compression, ProduceLoad, produce_config, queue_records, turn_records

@@ -18,8 +18,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from forebay.commands.bench.load.facts import StackFacts, read_facts
-from forebay.commands.bench.load.folder import SCENARIO_FILE
+from forebay.commands.bench.load.folder import SCENARIO_FILE, StackFacts, read_facts
 from forebay.commands.bench.load.scenario import LoadEvent, read_scenario
 from forebay.commands.bench.load.stack import LoadStack, logged_by_s3
 from forebay.kafka_client.failures import EXIT_FAILED, ClientFailed

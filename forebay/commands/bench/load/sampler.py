@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from forebay.commands.bench.load.facts import LoadMember, LoadTarget
+from forebay.commands.bench.load.folder import LoadMember, LoadTarget
 from forebay.commands.bench.load.reconcile import ProcessCounts, RequestKey
 from forebay.processes.child import metrics_of
 from runtime.clock import Clock

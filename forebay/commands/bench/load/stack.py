@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from forebay.commands.bench.load.by_http import HttpUnanswered, asked_by_http
-from forebay.commands.bench.load.facts import LoadMember, LoadProcess, StackFacts, process_facts, write_facts
+from forebay.commands.bench.load.folder import LoadMember, LoadProcess, StackFacts, process_facts, write_facts
 from forebay.commands.bench.load.scenario import DISK, MEMORY, SERVICES, LoadEvent, LoadStores, Scenario
 from forebay.commands.demo.cluster import free_port
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed

@@ -13,17 +13,19 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from forebay.commands.bench.load.facts import (
+from forebay.commands.bench.load.folder import (
     CLIENTS_FILE,
+    SCENARIO_FILE,
     STACK_FILE,
+    SUMMARY_FILE,
     LoadMember,
     LoadProcess,
     StackFacts,
+    prepare_folder,
     process_facts,
     read_clients,
     read_facts,
 )
-from forebay.commands.bench.load.folder import SCENARIO_FILE, SUMMARY_FILE, prepare_folder
 from forebay.commands.bench.load.keeper import ORDER_WITHIN_S, KeeperAnswer, KeeperOrder, KeptStack, give_order
 from forebay.commands.bench.load.reconcile import LoadVerdict
 from forebay.commands.bench.load.running import LoadRun, create_topics, resolved_scenario

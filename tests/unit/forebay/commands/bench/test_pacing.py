@@ -1,6 +1,6 @@
 import pytest
 
-from forebay.commands.bench.pacing import due_count, due_s
+from forebay.commands.bench.clients import due_count, due_s
 
 
 @pytest.mark.parametrize(

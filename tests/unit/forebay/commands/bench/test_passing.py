@@ -1,6 +1,6 @@
 import pytest
 
-from forebay.commands.bench.passing import Arrivals
+from forebay.commands.bench.clients import Arrivals
 
 TOKEN = b"12345678"
 

@@ -3,7 +3,7 @@ import zlib
 
 import pytest
 
-from forebay.commands.bench.payloads import VALUES_BYTES_MAX, Payloads, random_values, value_count
+from forebay.commands.bench.clients import VALUES_BYTES_MAX, Payloads, random_values, value_count
 from forebay.commands.bench.settings import BATCH_BYTES, BATCH_RECORDS, RECORD_BYTES_MAX
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, Message, TopicPartition
 
-from forebay.commands.bench.reading import Reading, read
+from forebay.commands.bench.clients import Reading, read_records
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, EXIT_TIMED_OUT, ClientFailed
 
 
@@ -69,7 +69,9 @@ class Connection:
 def read_all(consumers: Sequence[Handing], offsets: dict[int, int], count: int, positions: dict[int, int] | None = None) -> Reading:
     connection: Any = Connection()
     library: list[Any] = [*consumers]
-    return read(connection, library, "t", offsets, count, moved=lambda _records, _size_bytes: None, clock=Clock(), positions=positions)
+    return read_records(
+        connection, library, "t", offsets, count, moved=lambda _records, _size_bytes: None, clock=Clock(), positions=positions
+    )
 
 
 def test_consumers_are_given_the_partitions_in_turns() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, Message
 
-from forebay.commands.bench.sending import Acknowledgements, LoadSender, not_stored
+from forebay.commands.bench.clients import Acknowledgements, LoadSender, not_stored
 from forebay.kafka_client.failures import EXIT_REFUSED, EXIT_TIMED_OUT, EXIT_USAGE, ClientFailed
 
 STEP_S = 0.000_5

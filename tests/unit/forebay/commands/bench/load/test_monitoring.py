@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from forebay.commands.bench.load.facts import LoadMember, StackFacts
-from forebay.commands.bench.load.monitoring import MonitoringPlace, grafana_command, grafana_environ, prometheus_command
-from forebay.commands.bench.load.watching import address_table
+from forebay.commands.bench.load.folder import LoadMember, StackFacts
+from forebay.commands.bench.load.watching import MonitoringPlace, address_table, grafana_command, grafana_environ, prometheus_command
 
 BROKER = LoadMember(kind="broker", number=1, kafka="127.0.0.1:9092", http="127.0.0.1:8070")
 COMPACTOR = LoadMember(kind="compactor", number=1, kafka="", http="127.0.0.1:8170")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forebay.commands.bench.load.page import POINTS_MAX, chart, short, write_page
+from forebay.commands.bench.load.folder import POINTS_MAX, chart, short, write_page
 
 
 def write(file: Path, lines: list[dict[str, Any]]) -> None:
