@@ -118,11 +118,11 @@ def serve(
     from process.settings.model import Accepted
 
     accepted = Accepted(accept_new_store, accept_older_metadata)
-    from forebay.processes.workers.link import SupervisorLink
+    from forebay.processes.link import SupervisorLink
 
     link = SupervisorLink() if supervised else None
     if workers > 1:
-        from forebay.processes.workers.serving import serve_workers
+        from forebay.processes.supervisor import serve_workers
 
         raise typer.Exit(serve_workers(loaded, workers=workers, accepted=accepted, link=link))
     from forebay.absent import import_without_extras

@@ -36,7 +36,7 @@ def serve(
     `forebay serve` runs one by itself, unless compactor.run is false.
     """
     from forebay.processes.compactor import serve as serve_until_stopped
-    from forebay.processes.workers.link import SupervisorLink
+    from forebay.processes.link import SupervisorLink
 
     raise typer.Exit(serve_until_stopped(_load(config_file, assignments), link=SupervisorLink() if supervised else None))
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.processes.workers.link import SupervisorLink, refusal_in
-from forebay.processes.workers.plan import environment
+from forebay.processes.link import SupervisorLink, refusal_in
+from forebay.processes.plan import environment
 from process.settings.errors import EXIT_FAILED, StartError
 from runtime.clock import Clock
 

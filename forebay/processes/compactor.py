@@ -14,8 +14,8 @@ import structlog
 
 from compactor.assembly import Compactor, open_compactor
 from forebay.opening import check_there
+from forebay.processes.link import SupervisorLink
 from forebay.processes.serve import Stages
-from forebay.processes.workers.link import SupervisorLink
 from process import event_loop, malloc
 from process.explain import explain
 from process.http.server import HttpServer, ProcessFacts

@@ -13,10 +13,8 @@ from typing import Final, Protocol
 
 import structlog
 
-from forebay.processes.workers import plan
-from forebay.processes.workers.backoff import RestartBackoff
-from forebay.processes.workers.lines import attribute_line
-from forebay.processes.workers.process import WorkerProcess
+from forebay.processes import plan
+from forebay.processes.worker import RestartBackoff, WorkerProcess, attribute_line
 from process.settings.loading import Loaded
 from process.settings.urls import is_memory
 from runtime.clock import Clock

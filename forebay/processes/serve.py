@@ -17,7 +17,7 @@ import structlog
 
 from broker.api_of_file import api_of_file
 from forebay.processes.companion import Companion, companion_of
-from forebay.processes.workers.link import SupervisorLink
+from forebay.processes.link import SupervisorLink
 from process import descriptors, malloc, preflight
 from process.cost.meter import CostMeter
 from process.descriptors import peers_of_http

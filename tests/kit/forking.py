@@ -29,8 +29,8 @@ IMPORTED: Final = (
     "forebay.cli",
     "broker.assembly",
     "forebay.processes.serve",
-    "forebay.processes.workers.link",
-    "storage.metadata.sqlite.store",
+    "forebay.processes.link",
+    "storage.metadata.sqlite",
     "storage.objects.disk",
     "process.http.server",
 )

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from forebay.processes import plan
 from forebay.processes.child import HOST, ChildProcess, is_ready, metrics_of
-from forebay.processes.workers import plan
-from forebay.processes.workers.serving import broker_command
+from forebay.processes.supervisor import broker_command
 from process.settings.errors import EXIT_USAGE, StartError
 from process.settings.keys import SETTINGS
 from process.settings.loading import load

@@ -30,7 +30,7 @@ from forebay.commands.demo.pipeline import FOLDER, PipelinePlace, SparkProcess, 
 from forebay.commands.demo.replay import Ledger, ReplayError, Routes, differences, read_back, send
 from forebay.kafka_client.progress import step_progress
 from forebay.processes.child import HOST
-from forebay.processes.workers.plan import environment
+from forebay.processes.plan import environment
 from process import preflight
 from process.cost.meter import WRITING
 from process.cost.prices import BUILT_IN, DEFAULT_STORE, GIB, TABLE_DATE

@@ -60,7 +60,7 @@ def test_a_folder_of_data_with_one_of_our_names_is_in_nobodys_way(tmp_path: Path
 def test_the_parent_of_workers_looks_for_itself(tmp_path: Path) -> None:
     (tmp_path / "broker.py").write_text("raise SystemExit('it ran')")
 
-    ended = python("-m", "forebay.processes.workers.forking", folder=tmp_path)
+    ended = python("-m", "forebay.processes.forking", folder=tmp_path)
 
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith(f'Package "broker" comes from {tmp_path}/broker.py, but forebay needs its own in ')

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from forebay.processes.workers.serving import serve_workers
+from forebay.processes.supervisor import serve_workers
 from process.settings.loading import load
 
 WORKER = Path(__file__).with_name("fake_worker.py")

@@ -9,8 +9,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from forebay.processes.link import SupervisorLink
 from forebay.processes.serve import serve
-from forebay.processes.workers.link import SupervisorLink
 from process.cost.meter import CostMeter
 from process.http.health import Readiness
 from process.settings.errors import StartError

@@ -24,7 +24,7 @@ from forebay.commands.bench.load.scenario import DISK, MEMORY, SERVICES, LoadEve
 from forebay.commands.demo.cluster import free_port
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
 from forebay.processes.child import HOST, ChildProcess, is_ready
-from forebay.processes.workers.serving import broker_command
+from forebay.processes.supervisor import broker_command
 from runtime.clock import Clock
 
 READY_WITHIN_S: Final = 120.0

@@ -1,4 +1,4 @@
-from forebay.processes.workers.backoff import RestartBackoff
+from forebay.processes.worker import RestartBackoff
 
 
 def test_each_pause_is_twice_the_last_up_to_the_limit() -> None:

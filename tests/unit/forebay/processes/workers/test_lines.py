@@ -3,7 +3,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.processes.workers.lines import LineCutter, attribute_line
+from forebay.processes.worker import LineCutter, attribute_line
 
 
 @given(st.lists(st.binary(max_size=20)))

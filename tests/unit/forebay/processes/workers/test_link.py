@@ -2,7 +2,7 @@ import json
 import socket
 import threading
 
-from forebay.processes.workers.link import SupervisorLink, refusal_in
+from forebay.processes.link import SupervisorLink, refusal_in
 
 
 def test_what_a_worker_says_is_one_object_per_line() -> None:

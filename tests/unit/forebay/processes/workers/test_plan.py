@@ -1,6 +1,6 @@
 import pytest
 
-from forebay.processes.workers import plan
+from forebay.processes import plan
 from process.settings.errors import StartError
 from process.settings.loading import Loaded, load
 

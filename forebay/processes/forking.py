@@ -118,8 +118,8 @@ def main() -> int:
 
     import_without_extras()
     from broker.assembly import open_broker
+    from forebay.processes.link import SupervisorLink
     from forebay.processes.serve import serve
-    from forebay.processes.workers.link import SupervisorLink
     from process.settings.loading import load
     from process.settings.model import Accepted
 
