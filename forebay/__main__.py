@@ -33,7 +33,7 @@ def main() -> None:
     if reason:
         sys.stderr.write(reason + "\n")
         sys.exit(_EXIT_USAGE)
-    from forebay.clashes import clash
+    from forebay.imports import clash
 
     reason = clash()
     if reason:

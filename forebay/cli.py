@@ -125,7 +125,7 @@ def serve(
         from forebay.processes.supervisor import serve_workers
 
         raise typer.Exit(serve_workers(loaded, workers=workers, accepted=accepted, link=link))
-    from forebay.absent import import_without_extras
+    from forebay.imports import import_without_extras
 
     import_without_extras()
     from broker.assembly import open_broker

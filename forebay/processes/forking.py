@@ -109,8 +109,7 @@ def _share() -> None:
 
 
 def main() -> int:
-    from forebay.absent import import_without_extras
-    from forebay.clashes import clash
+    from forebay.imports import clash, import_without_extras
 
     # `python -m` looks into the working directory first, which the command that started this may not.
     if reason := clash():

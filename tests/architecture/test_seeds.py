@@ -8,8 +8,7 @@ import typer
 
 from broker.http.routes import PROCESS_PATHS, ROUTES
 from forebay.cli import application
-from forebay.reference import DOCS, renew_page
-from forebay.seeds import FEATURES, LATER, SeedFeature
+from forebay.reference import DOCS, FEATURES, LATER, SeedFeature, renew_page
 from process.settings.keys import SETTINGS
 
 ROOT = Path(__file__).parents[2]

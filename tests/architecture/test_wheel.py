@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from forebay.clashes import NAMED_IN_EACH, PACKAGES
+from forebay.imports import NAMED_IN_EACH, OUR_PACKAGES
 from tests.architecture.trees import nodes_of, tree_of
 
 ROOT: Final = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def imported(package: str) -> Iterator[str]:
 
 
 def test_the_wheel_has_the_packages_that_are_looked_for_at_a_start() -> None:
-    assert set(WHEEL) == {"forebay", *PACKAGES}
+    assert set(WHEEL) == {"forebay", *OUR_PACKAGES}
 
 
 def test_the_program_imports_every_package_of_the_wheel_and_no_other_of_ours() -> None:
@@ -36,6 +36,6 @@ def test_the_program_imports_every_package_of_the_wheel_and_no_other_of_ours() -
     assert {name for package in WHEEL for name in imported(package)} & OURS == set(WHEEL)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", OUR_PACKAGES)
 def test_a_package_says_whose_it_is(package: str) -> None:
     assert NAMED_IN_EACH in (ROOT / package / "__init__.py").read_bytes()

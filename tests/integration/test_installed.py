@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from forebay.clashes import PACKAGES
+from forebay.imports import OUR_PACKAGES
 from tests.kit.serving import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the build fetches hatchling, the installation all dependencies
@@ -52,7 +52,7 @@ def test_the_wheel_has_what_the_program_needs_and_no_more(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
 
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"forebay", *PACKAGES}
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"forebay", *OUR_PACKAGES}
     assert [name for name in names if "test" in Path(name).name] == []
 
 

@@ -23,7 +23,7 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.absent import import_without_extras
+from forebay.imports import import_without_extras
 
 IMPORTED: Final = (
     "forebay.cli",

@@ -160,7 +160,7 @@ def prometheus(
 
 
 def _table() -> "Mapping[str, Metric]":
-    from forebay.absent import import_without_extras
+    from forebay.imports import import_without_extras
 
     import_without_extras()
     from forebay.reference import shown_metrics

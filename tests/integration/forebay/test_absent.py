@@ -2,7 +2,7 @@ import os
 import subprocess
 import sys
 
-from forebay.absent import import_without_extras
+from forebay.imports import import_without_extras
 
 
 def run(code: str) -> str:
@@ -12,7 +12,7 @@ def run(code: str) -> str:
 
 def test_libraries_are_imported_without_what_they_would_only_decorate_with_and_others_may_import_that_later() -> None:
     loaded = "print(sorted({'rich', 'hypothesis', 'structlog', 'kio'} & set(sys.modules)))"
-    code = f"import sys; from forebay.absent import import_without_extras as i; i(); {loaded}; import rich.console, hypothesis; {loaded}"
+    code = f"import sys; from forebay.imports import import_without_extras as i; i(); {loaded}; import rich.console, hypothesis; {loaded}"
 
     assert run(code).splitlines() == ["['kio', 'structlog']", "['hypothesis', 'kio', 'rich', 'structlog']"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.clashes import PACKAGES, clash
+from forebay.imports import OUR_PACKAGES, clash
 
 ANSWERS_WITHIN_S = 60
 
@@ -25,7 +25,7 @@ def test_our_own_packages_are_found() -> None:
     assert clash() == ""
 
 
-@pytest.mark.parametrize("name", PACKAGES)
+@pytest.mark.parametrize("name", OUR_PACKAGES)
 def test_a_module_in_the_working_directory_is_named_before_it_runs(tmp_path: Path, name: str) -> None:
     (tmp_path / f"{name}.py").write_text("raise SystemExit('it ran')")
 

@@ -29,7 +29,7 @@ with serving(Path(sys.argv[1])) as served:
     time.sleep(60)
 """
 _BY_OTHERS = {"__main__", "structlog", "kio", "kio.static", "kio.static.primitive"}
-"""Python names only what a statement imports, and these are imported by a call (forebay/absent.py)."""
+"""Python names only what a statement imports, and these are imported by a call (forebay/imports.py)."""
 _IMPORTED = re.compile(r"^import time:\s*\d+ \|\s*\d+ \| *(\S+)$", re.MULTILINE)
 
 
