@@ -1,20 +1,24 @@
 """The way to a cluster: bootstrap addresses, clients of the library, and what their errors mean for the exit code.
 
 The library asks advertised addresses alone. `ask_for_cluster` asks the bootstrap address itself, on a connection of its own, and so
-finds out where the advertised ones are what is wrong.
+finds out where the advertised ones are what is wrong. Ctrl-C comes between calls into the library, never within: raised in a callback that
+the library makes, an interruption ends as `SystemError`, and what the callback was to count or commit is lost.
 """
 
 import contextlib
 import re
+import signal
 import socket
 import struct
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Final, NamedTuple, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[attr-defined]
 
 from forebay.kafka_client.failures import (
@@ -26,9 +30,9 @@ from forebay.kafka_client.failures import (
     EXIT_USAGE,
     ClientFailed,
 )
-from forebay.kafka_client.interrupts import PatientConsumer, PatientProducer, interruptible
 from runtime.clock import SystemClock
 
+T = TypeVar("T")
 UNKNOWN_TOPIC: Final = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001
 )
@@ -77,7 +81,106 @@ REQUEST_WITHIN_MAX_S: Final = 300.0
 ANSWER_BYTES_MAX: Final = 1_000_000_000
 PAUSE_S: Final = 0.2
 _LEAST_S: Final = 0.1
-T = TypeVar("T")
+
+
+def interruptible(call: Callable[[], T]) -> T:
+    """What a long call into the library returns or raises. Ctrl-C ends the wait for it at once; the call goes on in a thread of its own,
+    for which the process does not wait when it ends.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="library-call", daemon=True).start()
+    return outcome.result()
+
+
+class _Calls:
+    """Signals have one handler in a process, so this has one instance."""
+
+    def __init__(self) -> None:
+        self.within = 0
+        self._waiting = False
+
+    def interrupted(self, number: int, frame: FrameType | None) -> None:
+        # Whoever insists gets out at once.
+        if self.within and not self._waiting:
+            self._waiting = True
+            return
+        signal.default_int_handler(number, frame)
+
+    def left(self) -> None:
+        self.within -= 1
+        if self._waiting and not self.within:
+            self._waiting = False
+            raise KeyboardInterrupt
+
+
+_calls = _Calls()
+
+
+@contextlib.contextmanager
+def interrupted_between_calls() -> Iterator[None]:
+    """Holds for calls of the clients below; they end within a poll's time, or when the coordinator's is over."""
+    before: Callable[[int, FrameType | None], Any] | int | None = signal.signal(signal.SIGINT, _calls.interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """What happens in here, an interruption waits for: what was done is counted."""
+    _calls.within += 1
+    try:
+        yield
+    finally:
+        _calls.left()
+
+
+class PatientConsumer(Consumer):
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        _calls.within += 1
+        try:
+            return super().consume(num_messages, timeout)
+        finally:
+            _calls.left()
+
+    def poll(self, timeout: float = -1) -> Message | None:
+        _calls.within += 1
+        try:
+            return super().poll(timeout)
+        finally:
+            _calls.left()
+
+    def close(self) -> None:
+        _calls.within += 1
+        try:
+            super().close()
+        finally:
+            _calls.left()
+
+
+class PatientProducer(Producer):
+    def poll(self, timeout: float = -1) -> int:
+        _calls.within += 1
+        try:
+            return super().poll(timeout)
+        finally:
+            _calls.left()
+
+    def flush(self, timeout: float = -1) -> int:
+        _calls.within += 1
+        try:
+            return super().flush(timeout)
+        finally:
+            _calls.left()
+
 
 Partition = tuple[str, int]
 """A partition as the command line names it: topic and number."""

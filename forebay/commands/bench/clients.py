@@ -19,9 +19,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from forebay.commands.bench.results import Measured
 from forebay.commands.bench.settings import BATCH_BYTES, BATCH_RECORDS, NUMBER_BYTES, STAMP_BYTES, TOKEN_BYTES
 from forebay.commands.topic.consuming import judge
-from forebay.kafka_client.connection import NO_ANSWER, ClusterConnection, exit_code_of, message_of
+from forebay.kafka_client.connection import NO_ANSWER, ClusterConnection, exit_code_of, interruptible, message_of
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
-from forebay.kafka_client.interrupts import interruptible
 from runtime.clock import Clock
 
 VALUES_MIN: Final = 1_000

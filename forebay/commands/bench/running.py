@@ -30,11 +30,10 @@ from forebay.commands.bench.settings import Acks, Compression, ConsumeLoad, EndT
 from forebay.commands.topic import administration
 from forebay.commands.topic.administration import bounds, counted
 from forebay.commands.topic.producing import without_collection
-from forebay.kafka_client.connection import ClusterConnection
+from forebay.kafka_client.connection import ClusterConnection, interrupted_between_calls, uninterrupted
 from forebay.kafka_client.failures import EXIT_NOT_FOUND, EXIT_USAGE, ClientFailed
-from forebay.kafka_client.interrupts import interrupted_between_calls, uninterrupted
 from forebay.kafka_client.options import Terminal
-from forebay.kafka_client.progress import Progress, progress
+from forebay.kafka_client.text import Progress, progress
 from runtime.clock import Clock
 from runtime.ids import IdSource
 

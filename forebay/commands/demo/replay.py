@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from forebay.commands.demo.flights import FlightRecord
-from forebay.kafka_client.progress import Advance
+from forebay.kafka_client.text import Advance
 from runtime.clock import Clock
 
 ANSWER_WITHIN_S: Final = 30.0

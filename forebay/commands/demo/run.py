@@ -28,7 +28,7 @@ from forebay.commands.demo.flights import MADE_UP, FlightRecord, archive_path, f
 from forebay.commands.demo.own_topic import Deletion, OwnTopic, create_topic, delete_topic, new_name, note, read_note
 from forebay.commands.demo.pipeline import FOLDER, PipelinePlace, SparkProcess, check_spark, paced
 from forebay.commands.demo.replay import Ledger, ReplayError, Routes, differences, read_back, send
-from forebay.kafka_client.progress import step_progress
+from forebay.kafka_client.text import step_progress
 from forebay.processes.child import HOST
 from forebay.processes.plan import environment
 from process import preflight

@@ -18,8 +18,7 @@ import typer
 from rich.console import Console
 
 from forebay.kafka_client.options import Output, Terminal
-from forebay.kafka_client.progress import step_progress
-from forebay.kafka_client.text import facts, printable
+from forebay.kafka_client.text import facts, printable, step_progress
 from forebay.opening import check_there, open_for_reading
 from process import event_loop
 from process.explain import explain

@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from forebay.kafka_client.connection import NO_ANSWER, UNKNOWN_TOPIC, Partition, exit_code_of, message_of
+from forebay.kafka_client.connection import NO_ANSWER, UNKNOWN_TOPIC, Partition, exit_code_of, message_of, uninterrupted
 from forebay.kafka_client.failures import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_TIMED_OUT, ClientFailed
-from forebay.kafka_client.interrupts import uninterrupted
 from runtime.clock import Clock
 
 BATCH_RECORDS: Final = 1_000

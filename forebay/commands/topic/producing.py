@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Final, Protocol
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from forebay.commands.topic.formats import Parse, RecordLine
+from forebay.kafka_client.connection import uninterrupted
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
-from forebay.kafka_client.interrupts import uninterrupted
 from runtime.clock import Clock
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024

@@ -269,7 +269,7 @@ class ConsumeRequest:
         from forebay.commands.topic import consuming
         from forebay.commands.topic.administration import extent
         from forebay.commands.topic.producing import without_collection
-        from forebay.kafka_client.interrupts import interrupted_between_calls
+        from forebay.kafka_client.connection import interrupted_between_calls
 
         connection, admin = open_connection(self.bootstrap, self.timeout)
         topics = self._named(connection, admin)
@@ -297,7 +297,7 @@ class ConsumeRequest:
     def as_member(self, group: str, *, from_start: bool) -> None:
         from forebay.commands.topic.administration import look_up_topic
         from forebay.commands.topic.consuming import Consumed, GroupReader, Until, group_config
-        from forebay.kafka_client.interrupts import interrupted_between_calls
+        from forebay.kafka_client.connection import interrupted_between_calls
 
         connection, admin = open_connection(self.bootstrap, self.timeout)
         topics = self._named(connection, admin)
@@ -333,7 +333,7 @@ class ConsumeRequest:
     @contextlib.contextmanager
     def _written(self, data: WholeWrites, whole: int | None) -> "Iterator[WriteMessages]":
         """A bar is no good among records: there is one if they go elsewhere than to a terminal."""
-        from forebay.kafka_client.progress import progress
+        from forebay.kafka_client.text import progress
 
         def write(messages: "Sequence[Message]") -> None:
             written = self.form(messages)
@@ -391,9 +391,9 @@ def produce(
         parse = _parse(line_format, key_delimiter, rest, empty_is_null=empty_is_null)
         from forebay.commands.topic import producing
         from forebay.commands.topic.administration import counted, look_up_topic
+        from forebay.kafka_client.connection import interrupted_between_calls
         from forebay.kafka_client.failures import unknown_partition
-        from forebay.kafka_client.interrupts import interrupted_between_calls
-        from forebay.kafka_client.progress import progress
+        from forebay.kafka_client.text import progress
         from runtime.clock import SystemClock
 
         clock = SystemClock()

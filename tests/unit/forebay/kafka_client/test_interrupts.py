@@ -5,7 +5,7 @@ import threading
 import pytest
 from confluent_kafka import KafkaError
 
-from forebay.kafka_client.interrupts import PatientConsumer, PatientProducer, interrupted_between_calls, interruptible
+from forebay.kafka_client.connection import PatientConsumer, PatientProducer, interrupted_between_calls, interruptible
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "reconnect.backoff.max.ms": 100}
 WITHIN_S = 30.0

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from forebay.kafka_client.progress import DRAWN_EVERY_S, SHOWN_AFTER_S, ProgressLine, Silent, progress
+from forebay.kafka_client.text import DRAWN_EVERY_S, SHOWN_AFTER_S, ProgressLine, Silent, progress
 
 
 class HandClock:

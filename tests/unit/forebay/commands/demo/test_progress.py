@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from forebay.kafka_client.progress import LINE_EVERY_S, step_progress
+from forebay.kafka_client.text import LINE_EVERY_S, step_progress
 
 
 class SteppedClock:

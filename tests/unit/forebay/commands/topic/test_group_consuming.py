@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from forebay.commands.topic.consuming import COMMIT_EVERY_S, Consumed, GroupReader, Until
+from forebay.kafka_client.connection import interrupted_between_calls
 from forebay.kafka_client.failures import ClientFailed
-from forebay.kafka_client.interrupts import interrupted_between_calls
 
 
 class Message:
