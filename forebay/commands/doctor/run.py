@@ -1,4 +1,4 @@
-"""`forebay doctor`, once its options are read: all checks in their order, each with a deadline.
+"""`forebay doctor`, once its options are read: all checks in their order, each with a deadline. Those of this machine are here.
 
 Findings go to stdout, their sum and the stores' own words to stderr. Both stores are looked at together, too: one cluster, one time. An
 embedded store is looked at where it is or, where none is yet, in a folder of its own on the same file system.
@@ -6,7 +6,9 @@ embedded store is looked at where it is or, where none is yet, in a folder of it
 
 import asyncio
 import contextlib
+import errno
 import os
+import platform
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -15,7 +17,8 @@ from typing import Final
 
 import typer
 
-from forebay.commands.doctor import addresses, machine, metadata, objects
+from broker.audit import refusal as audit_refusal
+from forebay.commands.doctor import addresses, metadata, objects
 from forebay.commands.doctor.addresses import Respondent, at_kafka
 from forebay.commands.doctor.finding import (
     Checks,
@@ -34,15 +37,16 @@ from forebay.commands.doctor.metadata import Cluster, MetadataChecks
 from forebay.commands.doctor.objects import ObjectChecks, look_at_versions
 from forebay.kafka_client.options import Output, Terminal
 from process import preflight
-from process.descriptors import room_for
-from process.disk_space import measure_folders
+from process.descriptors import DescriptorLimits, room_for
+from process.disk_space import FileSystem, measure_folders
 from process.identity import older, refusal
-from process.settings.errors import SettingsError
+from process.settings.errors import SettingsError, StartError
 from process.settings.exposure import warning_of_listeners
 from process.settings.keys import SETTINGS
 from process.settings.listeners import Listener, is_loopback
 from process.settings.loading import Loaded, load
 from process.settings.model import Settings
+from process.settings.notation import show_size
 from process.settings.urls import has_path, is_memory, path_of, scheme_of
 from process.store_clocks import AGREES_MS, DIFFERS_MS, MetadataClock, ObjectClock, Timed
 from runtime import logs
@@ -50,9 +54,11 @@ from runtime.blocking import Blocking, ThreadBlocking
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
+from runtime.version import forebay_version
 from storage.catalog.brokers import BROKER_ID_MAX, id_taken
 from storage.catalog.collections import CollectionsRecord, NewerStore, WentBack, read_collections
 from storage.catalog.store_identity import Identity, StoreContents, judge, look
+from storage.objects.block_folder import BlockFolder
 from storage.objects.naming import TEMPORARY_FOLDER
 from storage.opening import Stores, open_stores
 
@@ -68,6 +74,11 @@ AUTHENTICATION: Final = "authentication"
 OPEN_S: Final = 30.0
 CLOSE_S: Final = 10.0
 _MEMORY: Final = "memory://"
+OPEN_FILES: Final = "open files"
+MEMORY: Final = "memory"
+DISK: Final = "disk"
+AUDIT_LOG: Final = "audit log"
+CACHE_DIR: Final = "shared cache"
 
 
 def doctor(file: Path | None, assignments: Sequence[str], options: Mapping[str, tuple[str, str]], terminal: Terminal) -> int:
@@ -116,7 +127,7 @@ async def examine(loaded: Loaded, tell: Callable[[Finding], None]) -> list[Findi
     for line in loaded.advice:
         if line != warning_of_listeners(settings.kafka.listeners):
             checks.add(warning(SETTINGS_CHECK, line))
-    checks.add(machine.versions())
+    checks.add(machine_versions())
     blocking = ThreadBlocking(threads=4, name="doctor")
     try:
         await _look_at_machine(settings, checks, blocking)
@@ -133,26 +144,26 @@ async def examine(loaded: Loaded, tell: Callable[[Finding], None]) -> list[Findi
 
 async def _look_at_machine(settings: Settings, checks: Checks, blocking: Blocking) -> None:
     async def open_files() -> Finding:
-        return machine.of_open_files(room_for(settings))
+        return of_open_files(room_for(settings))
 
     async def memory() -> Finding:
-        return machine.of_memory(settings, limit_bytes=preflight.memory_limit_bytes())
+        return of_memory(settings, limit_bytes=preflight.memory_limit_bytes())
 
-    await checks.run(machine.OPEN_FILES, open_files, within_s=LOOK_S)
-    await checks.run(machine.MEMORY, memory, within_s=LOOK_S)
-    await checks.run(machine.DISK, partial(_look_at_disks, settings, checks, blocking), within_s=LOOK_S)
+    await checks.run(OPEN_FILES, open_files, within_s=LOOK_S)
+    await checks.run(MEMORY, memory, within_s=LOOK_S)
+    await checks.run(DISK, partial(_look_at_disks, settings, checks, blocking), within_s=LOOK_S)
     if (path := settings.log.audit) is not None:
 
         async def audit_log() -> Finding:
-            return await blocking.run(partial(machine.of_audit_log, path))
+            return await blocking.run(partial(of_audit_log, path))
 
-        await checks.run(machine.AUDIT_LOG, audit_log, within_s=LOOK_S)
+        await checks.run(AUDIT_LOG, audit_log, within_s=LOOK_S)
     if (folder := settings.storage.cache_dir) is not None:
 
         async def cache_dir() -> Finding:
-            return await blocking.run(partial(machine.of_cache_dir, folder, bytes_max=settings.storage.cache_dir_bytes))
+            return await blocking.run(partial(of_cache_dir, folder, bytes_max=settings.storage.cache_dir_bytes))
 
-        await checks.run(machine.CACHE_DIR, cache_dir, within_s=LOOK_S)
+        await checks.run(CACHE_DIR, cache_dir, within_s=LOOK_S)
 
 
 async def _look_at_disks(settings: Settings, checks: Checks, blocking: Blocking) -> None:
@@ -161,10 +172,10 @@ async def _look_at_disks(settings: Settings, checks: Checks, blocking: Blocking)
         found = await blocking.run(lambda: measure_folders(sorted({preflight.nearest_there(folder) for folder in folders})))
     except OSError as error:
         # Whether that matters the stores tell.
-        checks.add(skipped(machine.DISK, f"{error.filename} cannot be looked at ({error.strerror})"))
+        checks.add(skipped(DISK, f"{error.filename} cannot be looked at ({error.strerror})"))
         return
     for one in found:
-        checks.add(machine.of_disk(one))
+        checks.add(of_disk(one))
 
 
 async def _look_at_stores(settings: Settings, checks: Checks, clock: Clock) -> Cluster:
@@ -294,6 +305,77 @@ def of_exposure(settings: Settings) -> list[Finding]:
         seen = f"http.listen {settings.http.listen}: everybody who can reach it sees metrics and health, as http.insecure allows"
         found.append(warning(AUTHENTICATION, seen))
     return found
+
+
+def machine_versions() -> Finding:
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    return ok("versions", f"forebay {forebay_version()}, Python {platform.python_version()}, {system}")
+
+
+def of_open_files(room: DescriptorLimits) -> Finding:
+    known = f"this process may open {room.limit} files, {room.reserved} of them are held in reserve"
+    if room.connections < room.wanted:
+        return warning(OPEN_FILES, f"{known}: {room.effect}. Fix: {room.fix}.")
+    return ok(OPEN_FILES, f"{known}: room for {room.wanted} connections (kafka.max_connections)")
+
+
+def of_memory(settings: Settings, *, limit_bytes: int) -> Finding:
+    """Raise `StartError` where `serve` does."""
+    preflight.check_memory(settings, limit_bytes=limit_bytes)
+    bytes_max = preflight.memory_bytes_max(settings)
+    *named, last = preflight.memory_budgets(settings)
+    known = (
+        f"a broker takes up to {bytes_max >> 20} MiB, {sum(preflight.memory_budgets(settings).values()) >> 20} of them by "
+        f"{', '.join(named)} and {last}, and this process may use {limit_bytes >> 20} MiB"
+    )
+    if bytes_max > limit_bytes:
+        return warning(MEMORY, f"{known}: it may be killed under load. Lower them, e.g. --set storage.cache_bytes=64MiB.")
+    return ok(MEMORY, known)
+
+
+def of_audit_log(path: str) -> Finding:
+    """Blocks. Makes no file."""
+    try:
+        if os.path.exists(path):
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
+        elif not os.path.isdir(folder := os.path.dirname(os.path.abspath(path))):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        elif not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+    except OSError as error:
+        return failed(AUDIT_LOG, audit_refusal(path, error))
+    return ok(AUDIT_LOG, f"{path} can be written to")
+
+
+def of_cache_dir(folder: str, *, bytes_max: int) -> Finding:
+    """Blocks. Makes no folder. A broker starts without it, too: what is wrong is a warning."""
+    path = Path(folder).absolute()
+    without = "without it every process reads from the object store"
+    try:
+        preflight.check_folder(path, named=f'storage.cache_dir "{folder}"', chosen="--set storage.cache_dir=…", is_made=False)
+        space = measure_folders([preflight.nearest_there(path)])[0].space
+    except (StartError, OSError, IndexError) as error:
+        return warning(CACHE_DIR, f"{error}: {without}")
+    known = f"{path} {'can be written to' if path.is_dir() else 'is not there yet and would be made'}"
+    totals = BlockFolder(folder, bytes_max=bytes_max, owner="doctor", now_s=float).totals()
+    held_bytes = 0 if totals is None else totals.size_bytes
+    room = f"{held_bytes >> 20} MiB are in it, and {space.free_bytes >> 20} MiB of its disk are free"
+    if held_bytes + space.free_bytes < bytes_max:
+        return warning(
+            CACHE_DIR,
+            f"{known}; {room}: less than storage.cache_dir_bytes ({show_size(bytes_max)}): its disk would be full first, for all that is "
+            "on it. Lower it, or choose another folder.",
+        )
+    return ok(CACHE_DIR, f"{known}; {room}")
+
+
+def of_disk(found: FileSystem) -> Finding:
+    space = found.space
+    known = f"{', '.join(map(str, found.folders))}: {space.free_bytes >> 20} MiB of {space.total_bytes >> 20} MiB free"
+    if space.free_bytes < space.low_bytes:
+        full = "when it is full, Produce and commits of offsets are answered with errors that clients retry"
+        return warning(DISK, f"{known}, less than {space.low_bytes >> 20} MiB: {full}. Free some space, or move the data to a larger disk.")
+    return ok(DISK, known)
 
 
 def is_there(url: str) -> bool:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from forebay.commands.doctor.finding import FindingStatus
-from forebay.commands.doctor.machine import of_cache_dir, of_disk, of_memory, of_open_files, versions
+from forebay.commands.doctor.run import machine_versions, of_cache_dir, of_disk, of_memory, of_open_files
 from process.descriptors import DescriptorLimits
 from process.disk_space import FileSystem, Space
 from process.settings.errors import StartError
@@ -13,8 +13,8 @@ GIB = 2**30
 
 
 def test_versions_are_told() -> None:
-    assert "forebay 0." in versions().detail
-    assert "Python 3." in versions().detail
+    assert "forebay 0." in machine_versions().detail
+    assert "Python 3." in machine_versions().detail
 
 
 @pytest.mark.parametrize(("limit", "verdict"), [(2_096, FindingStatus.OK), (2_095, FindingStatus.WARNING), (97, FindingStatus.WARNING)])
