@@ -1,6 +1,5 @@
 """`forebay compactor …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
 
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from forebay.kafka_client.failures import EXIT_NOT_FOUND, EXIT_UNHEALTHY, ClientFailed, failures_reported
-from forebay.kafka_client.options import ConfigFile, Output, OutputFormat, Quiet, SettingOverrides, Terminal
+from forebay.kafka_client.failures import EXIT_NOT_FOUND, EXIT_UNHEALTHY, ClientFailed, errors_explained, failures_reported
+from forebay.kafka_client.options import ConfigFile, Output, OutputFormat, Quiet, SettingOverrides, Terminal, load_settings
 from forebay.kafka_client.text import align, facts
 
 if TYPE_CHECKING:
     from compactor.backlog import Backlog
     from compactor.measures import CycleReport
-    from process.settings.loading import Loaded
     from process.settings.model import Settings
     from storage.catalog.brokers import CompactorRecord
     from storage.errors import NotFound
@@ -38,7 +36,7 @@ def serve(
     from forebay.processes.compactor import serve as serve_until_stopped
     from forebay.processes.link import SupervisorLink
 
-    raise typer.Exit(serve_until_stopped(_load(config_file, assignments), link=SupervisorLink() if supervised else None))
+    raise typer.Exit(serve_until_stopped(load_settings(config_file, assignments), link=SupervisorLink() if supervised else None))
 
 
 @compactor.command("run-once")
@@ -109,41 +107,23 @@ def status(
         Terminal(output, quiet).show(status_lines(live, found), status_table(live, found))
 
 
-def _load(config_file: Path | None, assignments: list[str] | None) -> "Loaded":
-    from process.settings.errors import SettingsError
-    from process.settings.loading import load
-
-    try:
-        return load(file=config_file, environ=os.environ, assignments=assignments or ())
-    except SettingsError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(error.exit_code) from error
-
-
 def _answered(config_file: Path | None, assignments: list[str] | None, ask: "Callable[[Settings], Awaitable[T | NotFound]]") -> T:
     """What `ask` returns. What goes wrong is said in one line, and ends the command. A `NotFound` is returned, too: raised through the
     stores, it could leave them inside the group of their tasks.
     """
     from process import event_loop, malloc
-    from process.explain import explain
     from runtime import logs
     from storage.errors import NotFound
 
     logs.configure(format="auto", level="error")  # the answer says it all
     malloc.tune()
-    loaded = _load(config_file, assignments)
+    loaded = load_settings(config_file, assignments)
 
     async def answer() -> T | NotFound:
         return await ask(loaded.settings)
 
-    try:
+    with errors_explained():
         answered = event_loop.run(answer())
-    except Exception as error:
-        explanation = explain(error)
-        if explanation is None:
-            raise
-        typer.echo(explanation.message, err=True)
-        raise typer.Exit(explanation.exit_code) from error
     if isinstance(answered, NotFound):
         raise ClientFailed(str(answered), exit_code=EXIT_NOT_FOUND)
     return answered

@@ -1,14 +1,13 @@
 """`forebay cost …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
 
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
-from forebay.kafka_client.failures import EXIT_UNHEALTHY, EXIT_UNREACHABLE, failures_reported
+from forebay.kafka_client.failures import EXIT_UNHEALTHY, EXIT_UNREACHABLE, errors_explained, failures_reported
 from forebay.kafka_client.options import (
     DEFAULT_TIMEOUT,
     ConfigFile,
@@ -18,11 +17,9 @@ from forebay.kafka_client.options import (
     SettingOverrides,
     Terminal,
     Timeout,
+    load_settings,
     seconds,
 )
-
-if TYPE_CHECKING:
-    from process.settings.model import Settings
 
 T = TypeVar("T")
 
@@ -75,7 +72,7 @@ def estimate(
         from process.settings.errors import SettingsError
         from process.settings.notation import parse_duration, parse_size
 
-        settings = _settings(config_file, assignments)
+        settings = load_settings(config_file, assignments).settings
         load = ExpectedLoad(
             bytes_per_s=_parsed(parse_size, throughput, "BYTES", minimum=1),
             brokers=brokers,
@@ -130,21 +127,13 @@ def now(
         from forebay.commands.cost_answers import ask_processes, now_data, now_table, registered
         from process import event_loop
         from process.cost.meter import sum_up
-        from process.explain import explain
         from process.settings.listeners import parse_address
         from runtime import logs
 
         logs.configure(format="auto", level="error")  # the answer says it all
-        settings, terminal, within_s = _settings(config_file, assignments), Terminal(output, quiet), seconds(timeout)
-        try:
+        settings, terminal, within_s = load_settings(config_file, assignments).settings, Terminal(output, quiet), seconds(timeout)
+        with errors_explained():
             addresses = [_parsed(parse_address, one, "--http") for one in http] if http else event_loop.run(registered(settings))
-        except typer.BadParameter:
-            raise
-        except Exception as error:
-            if (explanation := explain(error)) is None:
-                raise
-            typer.echo(explanation.message, err=True)
-            raise typer.Exit(explanation.exit_code) from error
         bills = ask_processes(addresses, within_s=within_s)
         found = [bill.facts for bill in bills if bill.facts is not None]
         silent = [bill for bill in bills if bill.facts is None]
@@ -182,17 +171,6 @@ def report(
             raise typer.BadParameter(f"--cluster {cluster!r} has characters that a label cannot have here")
         found = ask_prometheus(prometheus, since_s=since_ms / 1_000, cluster=cluster, within_s=seconds(timeout))
         Terminal(output, quiet).show(report_data(found), report_table(found))
-
-
-def _settings(config_file: Path | None, assignments: list[str] | None) -> "Settings":
-    from process.settings.errors import SettingsError
-    from process.settings.loading import load
-
-    try:
-        return load(file=config_file, environ=os.environ, assignments=assignments or ()).settings
-    except SettingsError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(error.exit_code) from error
 
 
 def _parsed(parse: Callable[[object], T], text: str, option: str, *, minimum: T | None = None) -> T:

@@ -1,10 +1,12 @@
 """`forebay debug …`. Data on stdout, talk on stderr; what a command needs is imported when it runs."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from forebay.kafka_client.failures import errors_explained
+from forebay.kafka_client.options import load_settings
 
 if TYPE_CHECKING:
     from forebay.commands.trace import Trace, TraceFailed
@@ -42,25 +44,13 @@ def trace_offset(
     import asyncio
 
     from forebay.commands.trace import TraceFailed, trace_as_json, trace_as_table
-    from process.explain import explain
-    from process.settings.errors import SettingsError
-    from process.settings.loading import load
 
     views = {"table": trace_as_table, "json": trace_as_json}
     if output not in views:
         raise typer.BadParameter(f"{output} is not an output format: table or json")
-    try:
-        loaded = load(file=config_file, environ=os.environ, assignments=assignments or ())
+    loaded = load_settings(config_file, assignments)
+    with errors_explained():
         found = asyncio.run(_traced(loaded.settings, topic, partition, offset))
-    except SettingsError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(error.exit_code) from error
-    except Exception as error:
-        explanation = explain(error)
-        if explanation is None:
-            raise
-        typer.echo(explanation.message, err=True)
-        raise typer.Exit(explanation.exit_code) from error
     trace = found.so_far if isinstance(found, TraceFailed) else found
     if trace is not None:
         typer.echo(views[output](trace))

@@ -58,6 +58,21 @@ def failures_reported() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def errors_explained() -> Iterator[None]:
+    """Ends the command with one line on stderr and its exit code where an operator can put an error right (process/explain.py)."""
+    try:
+        yield
+    except Exception as error:
+        from process.explain import explain
+
+        explanation = explain(error)
+        if explanation is None:
+            raise
+        typer.echo(explanation.message, err=True)
+        raise typer.Exit(explanation.exit_code) from error
+
+
+@contextlib.contextmanager
 def noting_failure(failed: dict[str, ClientFailed], name: str) -> Iterator[None]:
     """Report a failure of one of several, and go on with the others."""
     try:

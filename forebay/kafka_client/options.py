@@ -4,6 +4,7 @@ Shells complete names of topics and groups by it. `--help` reads this file, so i
 """
 
 import enum
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from forebay.kafka_client.failures import ClientFailed
+from forebay.kafka_client.failures import ClientFailed, errors_explained
 from forebay.kafka_client.text import check_name, check_names, check_text, printable, printable_json
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
     from forebay.kafka_client.connection import ClusterConnection
+    from process.settings.loading import Loaded
 
 MILLISECONDS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 MILLISECONDS_MAX: Final = 2**53
@@ -109,6 +111,14 @@ class Terminal:
             import msgspec
 
             typer.echo(printable_json(msgspec.json.format(msgspec.json.encode(data), indent=2).decode()))
+
+
+def load_settings(file: Path | None, assignments: list[str] | None) -> "Loaded":
+    """Those of a broker that starts here. Raise `typer.Exit` when lines on stderr have said what is wrong with them."""
+    from process.settings.loading import load
+
+    with errors_explained():
+        return load(file=file, environ=os.environ, assignments=assignments or ())
 
 
 def open_connection(bootstrap: str, timeout: str) -> "tuple[ClusterConnection, AdminClient]":

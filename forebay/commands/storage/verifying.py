@@ -17,12 +17,11 @@ import msgspec
 import typer
 from rich.console import Console
 
+from forebay.kafka_client.failures import errors_explained
 from forebay.kafka_client.options import Output, Terminal
 from forebay.kafka_client.text import facts, printable, step_progress
 from forebay.opening import check_there, open_for_reading
 from process import event_loop
-from process.explain import explain
-from process.settings.errors import SettingsError
 from process.settings.keys import nearest
 from process.settings.loading import load
 from runtime import logs
@@ -71,17 +70,8 @@ def over_stores(file: Path | None, assignments: Sequence[str], work: Callable[[S
                 # Raised through the stores, it would come back in the groups of their tasks.
                 return error
 
-    try:
+    with errors_explained():
         found = event_loop.run(run())
-    except SettingsError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(error.exit_code) from error
-    except Exception as error:
-        explanation = explain(error)
-        if explanation is None:
-            raise
-        typer.echo(explanation.message, err=True)
-        raise typer.Exit(explanation.exit_code) from error
     if isinstance(found, NotThere):
         typer.echo(str(found), err=True)
         raise typer.Exit(EXIT_NOT_FOUND)
@@ -277,17 +267,8 @@ def collect_garbage(file: Path | None, assignments: Sequence[str], terminal: Ter
         async with open_compactor(settings, is_paced=False) as opened:
             return await opened.upkeep.collect(dry_run=not delete)
 
-    try:
+    with errors_explained():
         report = event_loop.run(run())
-    except SettingsError as error:
-        typer.echo(str(error), err=True)
-        return error.exit_code
-    except Exception as error:
-        explanation = explain(error)
-        if explanation is None:
-            raise
-        typer.echo(explanation.message, err=True)
-        return explanation.exit_code
     failures, aborted = dict(report.failed), 0
     if report.uploads is not None:
         aborted = report.uploads.aborted
