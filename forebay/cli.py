@@ -10,6 +10,7 @@ import typer
 from forebay.commands.bench.commands import bench
 from forebay.commands.cluster import cluster
 from forebay.commands.compactor import compactor
+from forebay.commands.config import config
 from forebay.commands.cost import cost
 from forebay.commands.debug import debug
 from forebay.commands.generate.commands import generate
@@ -24,8 +25,6 @@ COMPLETION_VARIABLE = "_FOREBAY_COMPLETE"
 """While a shell sets it, `forebay` answers the shell instead of running a command."""
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from process.settings.errors import SettingsError
     from process.settings.loading import Loaded
 
@@ -44,7 +43,6 @@ application = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show and check settings, and write a settings file.")
 application.add_typer(config, name="config")
 application.add_typer(debug, name="debug")
 application.add_typer(topic, name="topic")
@@ -114,7 +112,7 @@ def serve(
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True, help="Standard input is the supervisor.")] = False,
 ) -> None:
     """Run a broker, or several, until SIGTERM or Ctrl-C."""
-    loaded = _load(config_file, assignments, log_format=log_format, log_level=log_level, complain=_complain_in_the_log)
+    loaded = _load(config_file, assignments, log_format=log_format, log_level=log_level)
     from process.settings.model import Accepted
 
     accepted = Accepted(accept_new_store, accept_older_metadata)
@@ -198,51 +196,6 @@ def version() -> None:
     typer.echo(f"forebay {forebay_version()}")
 
 
-@config.command()
-def show(
-    config_file: ConfigFile = None,
-    assignments: SettingOverrides = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Show where each value comes from.")] = False,
-    output: Annotated[str, typer.Option("--output", "-o", help="Write settings as table or json.", metavar="FORMAT")] = "table",
-) -> None:
-    """Show every setting as a broker started here would use it."""
-    from forebay.commands.settings_views import as_json, as_table
-
-    views = {"table": as_table, "json": as_json}
-    if output not in views:
-        raise typer.BadParameter(f"{output} is not an output format: table or json")
-    loaded = _load(config_file, assignments)
-    for line in loaded.advice:
-        typer.echo(line, err=True)
-    typer.echo(views[output](loaded, with_origin=origin))
-
-
-@config.command()
-def validate(file: Annotated[Path, typer.Argument(help="A settings file.", metavar="FILE")]) -> None:
-    """Check a settings file by itself, without the environment."""
-    from process.settings.errors import SettingsError
-    from process.settings.loading import load_file
-
-    try:
-        load_file(file)
-    except SettingsError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(error.exit_code) from error
-    typer.echo(f"{file} is valid")
-
-
-@config.command()
-def init() -> None:
-    """Print a forebay.yaml with every setting and its meaning."""
-    from forebay.commands.settings_views import as_template
-
-    typer.echo(as_template())
-
-
-def _complain(error: "SettingsError", _: str) -> None:
-    typer.echo(str(error), err=True)
-
-
 def _complain_in_the_log(error: "SettingsError", log_format: str) -> None:
     from process.last_words import say_cannot_serve
     from runtime import logs
@@ -252,15 +205,8 @@ def _complain_in_the_log(error: "SettingsError", log_format: str) -> None:
     log.flush()
 
 
-def _load(
-    file: Path | None,
-    assignments: list[str] | None,
-    *,
-    log_format: str | None = None,
-    log_level: str | None = None,
-    complain: "Callable[[SettingsError, str], None]" = _complain,
-) -> "Loaded":
-    """`complain` gets what is wrong with the settings and, as far as it can be read, their `log.format`."""
+def _load(file: Path | None, assignments: list[str] | None, *, log_format: str | None, log_level: str | None) -> "Loaded":
+    """What is wrong with the settings goes to the log, in their `log.format` as far as it can be read."""
     from process.settings.errors import SettingsError
     from process.settings.loading import load, readable_log_format
 
@@ -268,7 +214,7 @@ def _load(
     try:
         return load(file=file, environ=os.environ, assignments=assignments or (), options=given)
     except SettingsError as error:
-        complain(error, readable_log_format(file=file, environ=os.environ, assignments=assignments or (), options=given))
+        _complain_in_the_log(error, readable_log_format(file=file, environ=os.environ, assignments=assignments or (), options=given))
         raise typer.Exit(error.exit_code) from error
 
 
