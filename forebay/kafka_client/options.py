@@ -114,7 +114,7 @@ class Terminal:
 
 
 def load_settings(file: Path | None, assignments: list[str] | None) -> "Loaded":
-    """Those of a broker that starts here. Raise `typer.Exit` when lines on stderr have said what is wrong with them."""
+    """The settings of a broker that starts here. Raise `typer.Exit` when lines on stderr have said what is wrong with them."""
     from process.settings.loading import load
 
     with errors_explained():
