@@ -42,8 +42,7 @@ async def registered(settings: Settings) -> Sequence[HttpAddress]:
     Raises as `open_for_reading` does.
     """
     from forebay.opening import open_for_reading
-    from storage.catalog.brokers import HTTP_LISTENER, decode_broker
-    from storage.catalog.compactors import live_compactors
+    from storage.catalog.brokers import HTTP_LISTENER, decode_broker, live_compactors
     from storage.metadata import keys
 
     found = [settings.http.listen]

@@ -28,10 +28,20 @@ from forebay.commands.trace import (
 )
 from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE
 from process.settings.keys import nearest
-from storage.catalog.topic_names import validate_name
-from storage.catalog.topic_records import Topic, decode_topic, decode_topic_id, read_topic_ids
+from storage.catalog.topic import Topic, decode_topic, decode_topic_id, read_topic_ids, validate_name
 from storage.errors import Corrupt, IncompatibleFormat, NotFound, Unavailable
-from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, Spans, decode_chunk, decode_control, decode_segment
+from storage.formats.control import (
+    Control,
+    Entry,
+    EntrySource,
+    LogState,
+    SegmentEntry,
+    Spans,
+    decode_chunk,
+    decode_control,
+    decode_segment,
+    object_of,
+)
 from storage.formats.segment import (
     FOOTER_READ_BYTES,
     HEADER_BYTES,
@@ -42,7 +52,6 @@ from storage.formats.segment import (
     segment_key,
 )
 from storage.formats.segment import decode_header as decode_segment_header
-from storage.formats.source import object_of
 from storage.formats.wal import WalHeader, decode_header, header_bytes, object_key
 from storage.limits import WAL_OBJECT_SLICES_MAX
 from storage.log.index import covering

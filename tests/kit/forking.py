@@ -30,7 +30,7 @@ IMPORTED: Final = (
     "broker.assembly",
     "forebay.processes.serve",
     "forebay.processes.link",
-    "storage.metadata.sqlite",
+    "storage.metadata.sqlite.store",
     "storage.objects.disk",
     "process.http.server",
 )

@@ -57,9 +57,9 @@ from runtime.telemetry import Telemetry
 from runtime.version import forebay_version
 from storage.catalog.brokers import BROKER_ID_MAX, id_taken
 from storage.catalog.collections import CollectionsRecord, NewerStore, WentBack, read_collections
-from storage.catalog.store_identity import Identity, StoreContents, judge, look
+from storage.catalog.identity import Identity, StoreContents, judge, look
 from storage.objects.block_folder import BlockFolder
-from storage.objects.naming import TEMPORARY_FOLDER
+from storage.objects.port import TEMPORARY_FOLDER
 from storage.opening import Stores, open_stores
 
 TRIAL_PREFIX: Final = ".forebay-doctor-"

@@ -18,20 +18,16 @@ from forebay.kafka_client.options import Terminal
 from forebay.kafka_client.text import NOTHING, align, facts, printable
 from runtime.clock import SystemClock
 from runtime.ulid import ulid_ms
-from storage.catalog.topic_records import decode_topic_id, read_topic_ids
+from storage.catalog.topic import decode_topic_id, read_topic_ids
 from storage.errors import Corrupt, EndsEarly, IncompatibleFormat, NotFound, StorageError
 from storage.formats.segment import HEADER_BYTES, decode_header
 from storage.metadata.port import MetadataStore
-from storage.objects.naming import is_key
-from storage.objects.port import ObjectStat
+from storage.objects.port import ObjectStat, is_key
 from storage.opening import Stores
 from storage.recordbatch import CODEC_MASK
-from storage.verify.batches import StoredBatch, batches_between
-from storage.verify.inventory import Inventory, ObjectTotal, StoreTotals, kind_of_object, objects_under
-from storage.verify.partition_totals import PartitionTotal, partition_totals
+from storage.verify.inventory import Inventory, ObjectTotal, PartitionTotal, StoreTotals, kind_of_object, objects_under, partition_totals
+from storage.verify.objects import StoredBatch, batches_between, read_footer, read_head
 from storage.verify.reading import StoreReading
-from storage.verify.segment_objects import read_footer
-from storage.verify.wal_objects import read_head
 from storage.vocabulary import PartitionId
 
 

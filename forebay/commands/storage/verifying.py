@@ -33,15 +33,13 @@ from storage.formats.control import SegmentEntry
 from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
 from storage.metadata import keys
-from storage.objects.naming import is_key
+from storage.objects.port import is_key
 from storage.opening import Stores
-from storage.verify.active_partitions import ActivePartition, active_partitions, count_offsets, side_by_side
 from storage.verify.findings import Severity, StoreFinding
 from storage.verify.inventory import Inventory, kind_of_object, objects_under, unreferenced_findings
-from storage.verify.partition_check import SAMPLE_PARTS, Checked, Depth
-from storage.verify.partition_walk import PartitionWalk
+from storage.verify.partitions import ActivePartition, PartitionWalk, active_partitions, count_offsets, side_by_side
 from storage.verify.reading import StoreReading
-from storage.verify.verification import Findings, Verification
+from storage.verify.verification import SAMPLE_PARTS, Checked, Depth, Findings, Verification
 
 if TYPE_CHECKING:
     from compactor.collector import CollectionReport
