@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from spark.errors import SparkUnavailable
-from spark.requirements import Java, PySpark, found_java, found_pyspark
-from spark.session import cache_folder
+from spark.requirements import Java, PySpark, cache_folder, found_java, found_pyspark
 
 MAKE_WITHIN_S: Final = 300.0
 _DIGITS: Final = 8

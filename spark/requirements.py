@@ -1,4 +1,4 @@
-"""What has to be installed: pyspark, and a Java that it can start (JAVA_HOME's, else the one on the PATH)."""
+"""What has to be installed: pyspark, and a Java that it can start (JAVA_HOME's, else the one on the PATH). And where files are kept."""
 
 import os
 import re
@@ -71,3 +71,11 @@ def _said_by(program: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SparkUnavailable(f"{program} cannot be run ({error}). {_REMEDY}.") from error
     return done.stdout + done.stderr
+
+
+def cache_folder() -> Path:
+    """FOREBAY_CACHE, else `forebay` in XDG_CACHE_HOME, else ~/.cache/forebay."""
+    if given := os.environ.get("FOREBAY_CACHE"):
+        return Path(given).absolute()
+    elsewhere = os.environ.get("XDG_CACHE_HOME")
+    return (Path(elsewhere).absolute() if elsewhere else Path("~/.cache").expanduser()) / "forebay"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from spark.class_archive import archive_for
 from spark.errors import SparkUnavailable
-from spark.requirements import PySpark, found_java, found_pyspark
+from spark.requirements import PySpark, cache_folder, found_java, found_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,14 +44,6 @@ _FEW_FILES: Final = {
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
-
-
-def cache_folder() -> Path:
-    """FOREBAY_CACHE, else `forebay` in XDG_CACHE_HOME, else ~/.cache/forebay."""
-    if given := os.environ.get("FOREBAY_CACHE"):
-        return Path(given).absolute()
-    elsewhere = os.environ.get("XDG_CACHE_HOME")
-    return (Path(elsewhere).absolute() if elsewhere else Path("~/.cache").expanduser()) / "forebay"
 
 
 def kept_jars() -> tuple[Path, ...]:
