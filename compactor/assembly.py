@@ -12,9 +12,8 @@ from compactor.footprint import Footprint
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.measures import SEGMENT_AGE_SECONDS, Measures
 from compactor.pace import Pace, PacedObjects
-from compactor.plan import CompactionPolicy
+from compactor.plan import CompactionPolicy, TidyPolicy
 from compactor.round import RoundPolicy
-from compactor.tidy_plan import TidyPolicy
 from compactor.upkeep import Upkeep
 from process.cost.meter import CostMeter
 from process.http.health import DRAINING, METADATA, Check, Health

@@ -16,9 +16,8 @@ from functools import partial
 from typing import Final
 
 from compactor.claim import Claims
-from compactor.cursor import CursorRefusal, move_cursor
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
-from compactor.plan import CompactionPolicy, age_due_ms, count_due, in_runs
+from compactor.plan import CompactionPolicy, CursorRefusal, age_due_ms, count_due, in_runs, move_cursor
 from compactor.records import Records
 from compactor.slices import Slices, correct_times, doubtful_batches, stamp
 from runtime.blocking import Blocking, InlineBlocking

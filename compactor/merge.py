@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from compactor.claim import Claims
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
-from compactor.merge_plan import MergePolicy, MergeRefusal, begin_rewriting, choose, is_inside, merge_of
+from compactor.plan import MergePolicy, MergeRefusal, begin_rewriting, choose, is_inside, merge_of
 from compactor.records import Records
 from runtime.ids import Entropy, IdSource
 from storage.errors import AlreadyExists, Corrupt, EndsEarly, NotFound, Unavailable

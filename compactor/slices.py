@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
-from compactor.gather_plan import RangeRead, Span, plan_reads
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
+from compactor.plan import RangeRead, Span, plan_reads
 from compactor.spool import Spool
 from storage.cache.blocks import RangeSource
 from storage.errors import Corrupt, StorageError, without_frames

@@ -22,15 +22,12 @@ from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.looks import LastLook, Looks
 from compactor.measures import CycleReport, Measures, is_damage
 from compactor.merge import MergeEnd, Merging
-from compactor.merge_plan import MergePolicy, may_be_due
-from compactor.plan import CompactionPolicy
+from compactor.plan import CompactionPolicy, MergePolicy, RetentionLimits, TidyPolicy, limits_of, may_be_due
 from compactor.purge import Purge
 from compactor.records import Records
 from compactor.references import References
 from compactor.retention import Retention
-from compactor.retention_plan import RetentionLimits, limits_of
 from compactor.round import Round, RoundPolicy
-from compactor.tidy_plan import TidyPolicy
 from compactor.uploads import UploadSweep
 from runtime.blocking import Blocking
 from runtime.clock import Clock

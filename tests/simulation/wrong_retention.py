@@ -9,10 +9,9 @@ import msgspec
 
 from compactor import gone_brokers, retention, tidy_plan
 from compactor.gone_brokers import GoneBrokers
+from compactor.plan import RetentionPlan, Tidied, source_ms
 from compactor.records import Records
 from compactor.retention import Retention, RetentionResult
-from compactor.retention_plan import RetentionPlan, source_ms
-from compactor.tidy_plan import Tidied
 from storage.catalog.brokers import read_live
 from storage.formats.control import Control, EntrySource, decode_chunk, decode_segment
 from storage.log.trim import TrimDecision

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 from compactor.compaction import Compaction, CompactionResult
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.merge import Merging
-from compactor.merge_plan import MergePolicy
-from compactor.plan import CompactionPolicy
+from compactor.plan import CompactionPolicy, MergePolicy
 from compactor.round import Round, only
 from runtime.blocking import InlineBlocking
 from runtime.clock import SystemClock

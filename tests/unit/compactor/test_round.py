@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from compactor import spool
 from compactor.compaction import Compaction, CompactionEnd, CompactionResult, CompactionTask
-from compactor.gather_plan import plan_reads
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
-from compactor.plan import in_runs
+from compactor.plan import in_runs, plan_reads
 from compactor.room import ByteRoom
 from compactor.round import CARRIED_SHARE, Round, RoundPolicy, RoundReport, only
 from compactor.slices import stamp
