@@ -15,10 +15,9 @@ from enum import Enum
 from functools import partial
 from typing import Final
 
-from compactor.claim import Claims
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.plan import CompactionPolicy, CursorRefusal, age_due_ms, count_due, in_runs, move_cursor
-from compactor.records import Records
+from compactor.records import Claims, Records
 from compactor.slices import Slices, correct_times, doubtful_batches, stamp
 from runtime.blocking import Blocking, InlineBlocking
 from runtime.clock import Clock

@@ -14,10 +14,10 @@ import msgspec
 
 from compactor.collector import CollectionReport, Collector, CollectorPolicy, UnusedCandidate
 from compactor.compaction import Compaction, CompactionEnd
-from compactor.gone_brokers import GoneBrokers
 from compactor.merge import Merging
 from compactor.plan import NO_LIMIT, CompactionPolicy, MergePolicy, RetentionLimits, TidyPolicy
 from compactor.purge import Purge, PurgePolicy
+from compactor.records import GoneBrokers
 from compactor.references import References
 from compactor.retention import Retention
 from compactor.round import Round, RoundPolicy, only

@@ -8,9 +8,8 @@ from unittest import mock
 import msgspec
 
 from compactor import gone_brokers, retention, tidy_plan
-from compactor.gone_brokers import GoneBrokers
 from compactor.plan import RetentionPlan, Tidied, source_ms
-from compactor.records import Records
+from compactor.records import GoneBrokers, Records
 from compactor.retention import Retention, RetentionResult
 from storage.catalog.brokers import read_live
 from storage.formats.control import Control, EntrySource, decode_chunk, decode_segment
