@@ -13,9 +13,7 @@ from typing import Final
 
 from compactor.compaction import Compaction, CompactionEnd, CompactionResult, CompactionTask
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
-from compactor.room import ByteRoom
-from compactor.slices import GatheredSlices
-from compactor.spool import open_spool
+from compactor.slices import ByteRoom, GatheredSlices, open_spool
 from runtime.blocking import Blocking
 from runtime.clock import Clock
 from storage.cache.blocks import RangeSource

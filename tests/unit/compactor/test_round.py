@@ -15,10 +15,8 @@ from compactor import spool
 from compactor.compaction import Compaction, CompactionEnd, CompactionResult, CompactionTask
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.plan import in_runs, plan_reads
-from compactor.room import ByteRoom
 from compactor.round import CARRIED_SHARE, Round, RoundPolicy, RoundReport, only
-from compactor.slices import stamp
-from compactor.spool import open_spool
+from compactor.slices import ByteRoom, open_spool, stamp
 from runtime.blocking import InlineBlocking, ThreadBlocking
 from runtime.clock import SystemClock
 from storage.errors import Corrupt, EndsEarly, NotFound, StorageError, Unavailable
