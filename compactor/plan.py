@@ -1,8 +1,8 @@
 """What upkeep decides about a control record, pure (docs/design/upkeep.md).
 
-Compaction: which entries become the next segment, which ranges of WAL objects hold the slices of a round, and what a committed segment makes
-of the record. Merging: which neighbours become one segment. Retention: which segments and entries are deleted, oldest first. Tidying: what
-leaves a record to which nobody appends.
+Compaction: which entries become the next segment, which ranges of WAL objects hold the slices of a round, and what a committed segment
+makes of the record. Merging: which neighbours become one segment. Retention: which segments and entries are deleted, oldest first.
+Tidying: what leaves a record to which nobody appends.
 """
 
 from collections import deque
