@@ -7,8 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from compactor.collector import CollectorPolicy
-from compactor.footprint import Footprint
+from compactor.collector import CollectorPolicy, Footprint
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.measures import SEGMENT_AGE_SECONDS, Measures
 from compactor.pace import Pace, PacedObjects

@@ -12,10 +12,9 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from functools import partial
 from typing import Final, NamedTuple
 
-from compactor.collector import KINDS, CollectionReport, Collector, CollectorPolicy, ObjectsMissing, UploadsReport
+from compactor.collector import KINDS, CollectionReport, Collector, CollectorPolicy, Footprint, ObjectsMissing, UploadsReport
 from compactor.compaction import Compaction, CompactionResult
 from compactor.discovery import FoundPartition, active_topics, control_pages
-from compactor.footprint import Footprint
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.looks import LastLook, Looks
 from compactor.measures import CycleReport, Measures, is_damage
