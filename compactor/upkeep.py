@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from compactor.collector import KINDS, CollectionReport, Collector, CollectorPolicy, Footprint, ObjectsMissing, UploadsReport
-from compactor.compaction import Compaction, CompactionResult
+from compactor.compaction import Compaction, CompactionResult, Round, RoundPolicy
 from compactor.discovery import FoundPartition, active_topics, control_pages
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.looks import LastLook, Looks
@@ -24,7 +24,6 @@ from compactor.purge import Purge
 from compactor.records import Claims, GoneBrokers, Records
 from compactor.references import References
 from compactor.retention import Retention
-from compactor.round import Round, RoundPolicy
 from compactor.uploads import UploadSweep
 from runtime.blocking import Blocking
 from runtime.clock import Clock

@@ -48,7 +48,7 @@ FEATURES: Final = (
     SeedFeature(LOG, "compaction once", "forebay compactor run-once"),
     SeedFeature(LOG, "compaction as a service", "forebay compactor serve"),
     SeedFeature(LOG, "claims of compactors", "compactor/records.py"),
-    SeedFeature(LOG, "recovery of compactions", "compactor/round.py"),
+    SeedFeature(LOG, "recovery of compactions", "compactor/compaction.py"),
     SeedFeature(LOG, "targets of compaction", "compactor.segment_bytes"),
     SeedFeature(LOG, "pace of compaction", "compactor.io_bytes_per_s"),
     SeedFeature(LOG, "produce by HTTP", "POST /produce"),

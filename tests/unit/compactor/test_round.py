@@ -12,10 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compactor import slices
-from compactor.compaction import Compaction, CompactionEnd, CompactionResult, CompactionTask
+from compactor.compaction import (
+    CARRIED_SHARE,
+    Compaction,
+    CompactionEnd,
+    CompactionResult,
+    CompactionTask,
+    Round,
+    RoundPolicy,
+    RoundReport,
+    only,
+)
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.plan import in_runs, plan_reads
-from compactor.round import CARRIED_SHARE, Round, RoundPolicy, RoundReport, only
 from compactor.slices import ByteRoom, open_spool, stamp
 from runtime.blocking import InlineBlocking, ThreadBlocking
 from runtime.clock import SystemClock
