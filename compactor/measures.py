@@ -9,8 +9,8 @@ import structlog
 
 from compactor.collector import CollectionReport, UploadsReport
 from compactor.compaction import CompactionResult, RoundReport
+from compactor.discovery import Looks
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
-from compactor.looks import Looks
 from compactor.purge import PurgeResult
 from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry

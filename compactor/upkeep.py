@@ -14,9 +14,8 @@ from typing import Final, NamedTuple
 
 from compactor.collector import KINDS, CollectionReport, Collector, CollectorPolicy, Footprint, ObjectsMissing, UploadsReport
 from compactor.compaction import Compaction, CompactionResult, Round, RoundPolicy
-from compactor.discovery import FoundPartition, active_topics, control_pages
+from compactor.discovery import FoundPartition, LastLook, Looks, active_topics, control_pages
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
-from compactor.looks import LastLook, Looks
 from compactor.measures import CycleReport, Measures, is_damage
 from compactor.merge import MergeEnd, Merging
 from compactor.plan import CompactionPolicy, MergePolicy, RetentionLimits, TidyPolicy, limits_of, may_be_due

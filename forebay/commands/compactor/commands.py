@@ -12,7 +12,7 @@ from forebay.kafka_client.failures import EXIT_NOT_FOUND, EXIT_UNHEALTHY, Client
 from forebay.kafka_client.options import Output, OutputFormat, Quiet, Terminal
 
 if TYPE_CHECKING:
-    from compactor.backlog import Backlog
+    from compactor.discovery import Backlog
     from compactor.measures import CycleReport
     from process.settings.loading import Loaded
     from process.settings.model import Settings
@@ -92,7 +92,7 @@ def status(
 
     async def look(settings: "Settings") -> "tuple[list[CompactorRecord], Backlog] | NotFound":
         from compactor.assembly import policy_of
-        from compactor.backlog import read_backlog
+        from compactor.discovery import read_backlog
         from forebay.commands.debug.opening import open_for_reading
         from runtime.clock import SystemClock
         from storage.catalog.brokers import live_compactors

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from compactor.backlog import Backlog
+from compactor.discovery import Backlog
 from compactor.measures import CycleReport, outcome_of
 from forebay.kafka_client.tables import align, facts
 from storage.catalog.brokers import CompactorRecord
