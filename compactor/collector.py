@@ -86,7 +86,11 @@ class StoredObjects:
 
 
 class Footprint:
-    """Written by the collector, one kind after the other; the thread that makes the page reads."""
+    """Written by the collector, one kind after the other; the thread that makes the page reads.
+
+    A list takes several cycles where there is much to list, so a figure is that of the last whole one. The collector looks at objects that
+    are old enough to be judged (`compactor.delete_grace`), so what was put since then is not in it.
+    """
 
     def __init__(self, telemetry: Telemetry, *, clock: Clock) -> None:
         self._clock = clock

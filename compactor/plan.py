@@ -233,6 +233,9 @@ class _KeptSegment(NamedTuple):
 class RetentionPlan:
     """`add` the items of a partition, from log_start on, until no more are wanted: then `log_start` is where it has to begin.
 
+    As Kafka deletes whole log segments: by `retention.ms` until the first that is not older than that, by `retention.bytes` while what
+    follows the first has that size already. The newest one goes, too, when it is old: there is no active segment that has to stay.
+
     It counts up to `sizes_kept_max` items one by one.
     """
 
@@ -315,6 +318,9 @@ def tidied(
     control: Control, log_start: int, policy: TidyPolicy, *, now_ms: int, dead_writers_max: int, gone: Collection[int] = ()
 ) -> Tidied | None:
     """What to put so that the log begins at `log_start`; None if nothing has to change, or nothing may.
+
+    A commit does all of this by itself (docs/design/upkeep.md#tidying). In a partition without appends it would stay: a ring of entries,
+    producers that have expired, entries of `writers` whose brokers are gone.
 
     With it go producers that have expired, entries of the brokers `gone` in `writers`, and, in a partition without appends, the ring. Where
     log_start stays, these are worth a write only if nobody appends: appends do it without one. What was left out once is not there to be

@@ -165,7 +165,16 @@ class Claims:
 
 
 class GoneBrokers:
-    """What one process knows. `note` epochs that were read in control records, then `ask`."""
+    """The brokers that one process knows to be gone for certain (docs/design/coordination.md#who-is-gone-for-certain).
+
+    `note` epochs that were read in control records, then `ask`. An epoch is the version of a registration record, and versions are never
+    reused: one that is not registered any more stays gone. A list of brokers proves that of the epochs that were read before it was asked
+    for, and of no others:
+
+        list of brokers without 10 … broker 10 registers, commits … control with {10: …} is read        must not count 10 as dead
+
+    So each list is asked for with the epochs that were noted until then, and what it shows holds for every record, also for one read later.
+    """
 
     def __init__(self, metadata: MetadataStore, *, clock: Clock, limits: CompactorLimits = DEFAULT_LIMITS) -> None:
         self._metadata = metadata
