@@ -18,7 +18,7 @@ from forebay.processes.workers.backoff import RestartBackoff
 from forebay.processes.workers.lines import attribute_line
 from forebay.processes.workers.process import WorkerProcess
 from process.settings.loading import Loaded
-from process.settings.urls import is_memory
+from process.settings.notation import is_memory
 from runtime.clock import Clock
 from runtime.logs import ProcessLog
 

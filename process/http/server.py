@@ -26,7 +26,7 @@ from process.http.health import Health
 from process.http.loop_lag import LoopLag
 from process.http.scrape import JSON, TEXT, MetricsPage, render_json, render_text
 from process.http.unreadable import UnreadableRequests
-from process.settings.listeners import HttpAddress
+from process.settings.notation import HttpAddress
 from process.settings.ports import cannot_listen
 from runtime.blocking import Blocking
 from runtime.clock import Clock

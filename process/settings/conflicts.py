@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from process.settings.exposure import http_address_for_clients
-from process.settings.listeners import is_loopback
-from process.settings.notation import show_size
+from process.settings.notation import has_path, is_loopback, is_memory, path_of, show_size
 from process.settings.sections import (
     BrokerSettings,
     CompactorSettings,
@@ -19,7 +18,6 @@ from process.settings.sections import (
     ShutdownSettings,
     StorageSettings,
 )
-from process.settings.urls import has_path, is_memory, path_of
 from storage.limits import MIB, REQUEST_SHARE_MAX
 
 

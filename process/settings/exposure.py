@@ -4,7 +4,7 @@ import socket
 from collections.abc import Sequence
 from typing import Final
 
-from process.settings.listeners import HttpAddress, Listener, is_loopback, is_wildcard
+from process.settings.notation import HttpAddress, Listener, is_loopback, is_wildcard
 from process.settings.sections import HttpSettings
 
 FIX: Final = (

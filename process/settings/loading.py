@@ -14,7 +14,7 @@ from process.settings.errors import SettingsError
 from process.settings.exposure import warning_of_listeners
 from process.settings.keys import ENVIRONMENT_PREFIX, SECTIONS, SETTINGS, nearest, variable_of
 from process.settings.model import DERIVED_FROM, InvalidSettings, Settings, derived_defaults
-from process.settings.notation import OutOfRangeError
+from process.settings.notation import OutOfRangeError, without_secrets
 from process.settings.sources import (
     Given,
     Layer,
@@ -25,7 +25,6 @@ from process.settings.sources import (
     from_file,
     from_options,
 )
-from process.settings.urls import without_secrets
 
 DEFAULT_FILE: Final = Path("forebay.yaml")
 

@@ -18,8 +18,7 @@ from process.settings.conflicts import (
     of_stores,
     of_zone_cache,
 )
-from process.settings.listeners import advertised_for, parse_listeners
-from process.settings.notation import Notation
+from process.settings.notation import Notation, advertised_for, parse_listeners, scheme_of
 from process.settings.sections import (
     BrokerSettings,
     CompactorSettings,
@@ -34,7 +33,6 @@ from process.settings.sections import (
     StorageSettings,
     TracingSettings,
 )
-from process.settings.urls import scheme_of
 
 OF_A_SHARED_STORE: Final = {
     "kafka.auto_create_topics": False,

@@ -8,9 +8,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from forebay.commands.debug.opening import open_for_reading
-from process.settings.listeners import HttpAddress, parse_address
 from process.settings.model import Settings
-from process.settings.urls import is_memory
+from process.settings.notation import HttpAddress, is_memory, parse_address
 from storage.catalog.brokers import HTTP_LISTENER, decode_broker, live_compactors
 from storage.metadata import keys
 

@@ -123,7 +123,7 @@ def now(
         from process import event_loop
         from process.cost.meter import sum_up
         from process.explain import explain
-        from process.settings.listeners import parse_address
+        from process.settings.notation import parse_address
         from runtime import logs
 
         logs.configure(format="auto", level="error")  # the answer says it all

@@ -31,7 +31,7 @@ from forebay.commands.demo.upkeep import Compacted, compact
 from forebay.processes.child import HOST
 from process import preflight
 from process.settings.errors import EXIT_FAILED, EXIT_USAGE, StartError
-from process.settings.urls import is_memory
+from process.settings.notation import is_memory
 from process.stopping import EXIT_INTERRUPTED
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource

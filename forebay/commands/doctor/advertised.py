@@ -6,7 +6,7 @@ from forebay.commands.doctor.answers import NoAnswer, Respondent
 from forebay.commands.doctor.finding import Finding, failed, ok, skipped, warning
 from forebay.commands.doctor.metadata import Cluster
 from forebay.commands.doctor.ports import is_ours
-from process.settings.listeners import Listener, is_loopback
+from process.settings.notation import Listener, is_loopback
 
 FIX: Final = "Set kafka.advertised_listeners to an address that clients can reach"
 NAME_UNKNOWN: Final = "name does not resolve"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from process import preflight
-from process.settings.urls import has_path, path_of, scheme_of
+from process.settings.notation import has_path, path_of, scheme_of
 from storage.objects.port import TEMPORARY_FOLDER
 
 TRIAL_PREFIX: Final = ".forebay-doctor-"

@@ -9,8 +9,8 @@ from forebay.commands.doctor.answers import NoAnswer, Respondent, at_http, at_ka
 from forebay.commands.doctor.finding import Finding, failed, ok, warning
 from forebay.commands.doctor.metadata import Cluster
 from process.settings.errors import StartError
-from process.settings.listeners import HttpAddress, Listener, bracketed, is_wildcard
 from process.settings.model import Settings
+from process.settings.notation import HttpAddress, Listener, bracketed, is_wildcard
 from process.settings.ports import cannot_listen, owner_of_port
 
 Ask = Callable[..., Respondent | NoAnswer]

@@ -17,10 +17,9 @@ from process.descriptors import room_for
 from process.disk_space import measure_folders
 from process.settings.exposure import warning_of_listeners
 from process.settings.keys import SETTINGS
-from process.settings.listeners import Listener, is_loopback
 from process.settings.loading import Loaded
 from process.settings.model import Settings
-from process.settings.urls import has_path, is_memory
+from process.settings.notation import Listener, has_path, is_loopback, is_memory
 from runtime.blocking import Blocking, ThreadBlocking
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource

@@ -5,7 +5,7 @@ import os
 from typing import Final
 
 from forebay.commands.doctor.finding import Checks, warning
-from process.settings.urls import scheme_of
+from process.settings.notation import scheme_of
 from runtime.clock import Clock
 from runtime.telemetry import Telemetry
 from storage.objects.requests import RequestMeter

@@ -11,7 +11,7 @@ from forebay.kafka_client.failures import failures_reported
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from process.settings.listeners import HttpAddress
+    from process.settings.notation import HttpAddress
     from runtime.telemetry import Metric
 
 generate = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Write files for other programs.")
@@ -161,7 +161,7 @@ def _duration(text: str, option: str) -> str:
 
 
 def _address(text: str, option: str) -> "HttpAddress":
-    from process.settings.listeners import parse_address
+    from process.settings.notation import parse_address
 
     try:
         return parse_address(text)
