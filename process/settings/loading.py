@@ -9,11 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from process.settings.conflicts import ConflictError, SettingsConflict
 from process.settings.errors import SettingsError
-from process.settings.exposure import warning_of_listeners
 from process.settings.keys import ENVIRONMENT_PREFIX, SECTIONS, SETTINGS, nearest, variable_of
-from process.settings.model import DERIVED_FROM, InvalidSettings, Settings, derived_defaults
+from process.settings.model import (
+    DERIVED_FROM,
+    ConflictError,
+    InvalidSettings,
+    Settings,
+    SettingsConflict,
+    derived_defaults,
+    warning_of_listeners,
+)
 from process.settings.notation import OutOfRangeError, without_secrets
 from process.settings.sources import (
     Given,

@@ -15,10 +15,9 @@ from forebay.commands.doctor.versions import look_at_versions
 from process import preflight
 from process.descriptors import room_for
 from process.disk_space import measure_folders
-from process.settings.exposure import warning_of_listeners
 from process.settings.keys import SETTINGS
 from process.settings.loading import Loaded
-from process.settings.model import Settings
+from process.settings.model import Settings, warning_of_listeners
 from process.settings.notation import Listener, has_path, is_loopback, is_memory
 from runtime.blocking import Blocking, ThreadBlocking
 from runtime.clock import Clock, SystemClock

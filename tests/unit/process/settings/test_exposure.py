@@ -1,7 +1,7 @@
 import pytest
 
-from process.settings.exposure import warning_of_listeners
 from process.settings.loading import load
+from process.settings.model import warning_of_listeners
 from process.settings.notation import parse_listeners
 
 
