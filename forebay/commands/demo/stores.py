@@ -9,9 +9,8 @@ from typing import Final
 from forebay.processes.workers import plan
 from process.settings.errors import EXIT_USAGE, StartError
 from process.settings.keys import SETTINGS
-from process.settings.loading import load
+from process.settings.loading import CONFIG_VARIABLE, load
 from process.settings.model import OF_A_SHARED_STORE
-from process.settings.sources import CONFIG_VARIABLE
 
 URLS: Final = ("metadata.url", "storage.url")
 FLUSH_INTERVAL: Final = "storage.flush_interval"
