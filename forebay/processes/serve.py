@@ -25,7 +25,7 @@ from process.event_loop import loop_factory
 from process.explain import explain
 from process.http.health import Readiness
 from process.last_words import flushed, say_cannot_serve
-from process.loop_watch.watch import watching
+from process.loop_watch import watching
 from process.settings.errors import EXIT_FAILED
 from process.settings.keys import SETTINGS
 from process.settings.loading import Loaded

@@ -1,8 +1,8 @@
 """How values are written in files, variables and flags: `250ms`, `8MiB`, `true`, `NAME://host:port`, URLs; and how they are shown again.
 
 A notation accepts what it shows. Its errors are phrases that follow a setting's name: `must be between 1ms and 60s`.
-Listeners have Kafka's syntax, several separated by commas. Every listener speaks plaintext: names that promise more (SSL, SASL) are refused,
-not ignored. URLs of stores that cannot be opened are refused here, before anything is touched.
+Listeners have Kafka's syntax, several separated by commas. Every listener speaks plaintext: names that promise more (SSL, SASL) are
+refused, not ignored. URLs of stores that cannot be opened are refused here, before anything is touched.
 """
 
 import ipaddress
