@@ -43,11 +43,9 @@ from process.http.health import METADATA, Readiness
 from process.http.probes import MetadataProbe, ObjectProbe, Probes
 from process.identity import check_age, identify_cluster
 from process.settings.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, StartError
-from process.settings.exposure import http_address_for_clients, log_api_of
-from process.settings.listeners import Listener, is_loopback
-from process.settings.model import NOTHING_ACCEPTED, Accepted, Settings
+from process.settings.model import NOTHING_ACCEPTED, Accepted, Settings, http_address_for_clients, log_api_of
+from process.settings.notation import Listener, is_loopback, is_memory, is_shared, without_secrets
 from process.settings.ports import cannot_listen
-from process.settings.urls import is_memory, is_shared, without_secrets
 from process.store_clocks import MetadataClock, ObjectClock, StoreClocks, Timed
 from process.store_watch import StoreWatch
 from process.tracing import sending_traces

@@ -7,14 +7,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from compactor.collector import CollectorPolicy
-from compactor.footprint import Footprint
+from compactor.collector import CollectorPolicy, Footprint
+from compactor.compaction import RoundPolicy
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.measures import SEGMENT_AGE_SECONDS, Measures
 from compactor.pace import Pace, PacedObjects
-from compactor.plan import CompactionPolicy
-from compactor.round import RoundPolicy
-from compactor.tidy_plan import TidyPolicy
+from compactor.plan import CompactionPolicy, TidyPolicy
 from compactor.upkeep import Upkeep
 from process.cost.meter import CostMeter
 from process.http.health import DRAINING, METADATA, Check, Health

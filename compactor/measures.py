@@ -8,11 +8,10 @@ from typing import Final
 import structlog
 
 from compactor.collector import CollectionReport, UploadsReport
-from compactor.compaction import CompactionResult
+from compactor.compaction import CompactionResult, RoundReport
+from compactor.discovery import Looks
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
-from compactor.looks import Looks
 from compactor.purge import PurgeResult
-from compactor.round import RoundReport
 from runtime.clock import Clock
 from runtime.telemetry import Metric, Telemetry
 from storage.catalog.collections import WentBack

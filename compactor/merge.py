@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from compactor.claim import Claims
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
-from compactor.merge_plan import MergePolicy, MergeRefusal, begin_rewriting, choose, is_inside, merge_of
-from compactor.records import Records
+from compactor.plan import MergePolicy, MergeRefusal, begin_rewriting, choose, is_inside, merge_of
+from compactor.records import Claims, Records
 from runtime.ids import Entropy, IdSource
 from storage.errors import AlreadyExists, Corrupt, EndsEarly, NotFound, Unavailable
 from storage.formats.control import Control, LogState, SegmentEntry, SegmentFact, decode_control, decode_segment, encode, with_rewritten

@@ -1,18 +1,25 @@
-"""The metadata store as upkeep calls it: a deadline on every call, and one way to change a control record."""
+"""The metadata store as upkeep calls it: a deadline on every call, and one way to change a control record.
+
+`Claims` are of partitions: of two compactors one does the work. They protect nothing: both may do it (docs/design/upkeep.md).
+`GoneBrokers` knows which brokers are gone for certain: only their entries may leave `writers`.
+"""
 
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from typing import TypeVar
 
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
+from runtime.clock import Clock
 from runtime.ids import Entropy
+from storage.catalog.brokers import read_live
 from storage.catalog.records import ATTEMPTS_MAX, given_up, pause
 from storage.errors import Unavailable
 from storage.formats.control import Control, decode_control, encode
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import (
+    ABSENT,
     Applied,
     Delete,
     DeleteRange,
@@ -21,6 +28,7 @@ from storage.metadata.port import (
     NotApplied,
     Put,
     Record,
+    Session,
     Status,
     Unknown,
     WriteOp,
@@ -123,3 +131,91 @@ class Records:
                 return await call
         except TimeoutError:
             raise Unavailable(f"metadata did not answer: after_s={self._call_timeout_s}") from None
+
+
+class Claims:
+    """Ephemeral records of `session` that say `name`, which no other process uses. Here nobody claims a partition twice at a time."""
+
+    def __init__(self, records: Records, *, name: bytes, session: Session) -> None:
+        self._records = records
+        self._name = name
+        self._session = session
+        self.may_be_left = False
+        """A claim that nobody holds may be there, and keep other compactors out until the session ends."""
+
+    async def take(self, key: Key) -> int | None:
+        """The version of the claim; None if another has it. Raises `Unavailable`."""
+        outcome = await self._records.write([Put(key, self._name, ABSENT, session=self._session.session_id)])
+        if not isinstance(outcome, Applied):
+            self.may_be_left |= isinstance(outcome, Unknown)
+            raise Unavailable(f"the partition was not claimed: key={key.path!r} cause={outcome.reason!r}")
+        (result,) = outcome.results
+        if result.status is Status.OK:
+            return result.version
+        if result.status is Status.SESSION_DOES_NOT_EXIST:
+            raise Unavailable(f"the partition was not claimed, the session is over: key={key.path!r}")
+        (record,) = await self._records.get(key)
+        # It may be its own, put by a write whose answer was lost, or left when a release failed.
+        return None if record is None or record.value != self._name else record.version
+
+    async def release(self, key: Key, version: int, *, beside: Sequence[WriteOp] = ()) -> None:
+        """`beside`: writes that travel with it, and may fail as it may."""
+        if not isinstance(await self._records.write([*beside, Delete(key, version)]), Applied):
+            self.may_be_left = True
+
+
+class GoneBrokers:
+    """The brokers that one process knows to be gone for certain (docs/design/coordination.md#who-is-gone-for-certain).
+
+    `note` epochs that were read in control records, then `ask`. An epoch is the version of a registration record, and versions are never
+    reused: one that is not registered any more stays gone. A list of brokers proves that of the epochs that were read before it was asked
+    for, and of no others:
+
+        list of brokers without 10 … broker 10 registers, commits … control with {10: …} is read        must not count 10 as dead
+
+    So each list is asked for with the epochs that were noted until then, and what it shows holds for every record, also for one read later.
+    """
+
+    def __init__(self, metadata: MetadataStore, *, clock: Clock, limits: CompactorLimits = DEFAULT_LIMITS) -> None:
+        self._metadata = metadata
+        self._limits = limits
+        self._clock = clock
+        self._noted: dict[int, None] = {}
+        self._gone: dict[int, None] = {}
+        self._alive: frozenset[int] = frozenset()
+        self._alive_until_s = float("-inf")
+        self._asked = 0
+
+    def among(self, epochs: Collection[int]) -> frozenset[int]:
+        """Which of `epochs` are known to be gone."""
+        return frozenset([epoch for epoch in epochs if epoch in self._gone])
+
+    def note(self, epochs: Collection[int]) -> None:
+        """`epochs` have been read. Those of which nothing is known are asked for next time."""
+        alive = self._alive if self._clock.monotonic_s() < self._alive_until_s else frozenset()
+        for epoch in epochs:
+            if epoch not in self._gone and epoch not in alive and len(self._noted) < self._limits.noted_brokers_max:
+                self._noted[epoch] = None
+
+    @property
+    def has_questions(self) -> bool:
+        return bool(self._noted)
+
+    async def ask(self, session: Session) -> None:
+        """Find out which of the noted epochs are gone. Raises `Unavailable`, also if that cannot be shown: they stay noted.
+
+        `session`: the caller's own. One call at a time.
+        """
+        named = frozenset(self._noted)
+        self._asked += 1
+        try:
+            async with asyncio.timeout(self._limits.call_timeout_s):
+                records = await read_live(self._metadata, session, number=self._asked)
+        except TimeoutError:
+            raise Unavailable(f"metadata did not say which brokers are live: after_s={self._limits.call_timeout_s}") from None
+        live = frozenset([record.version for record in records])
+        self._noted = {epoch: None for epoch in self._noted if epoch not in named}
+        self._alive, self._alive_until_s = live, self._clock.monotonic_s() + self._limits.broker_alive_for_s
+        self._gone.update(dict.fromkeys(sorted(named - live)))
+        while len(self._gone) > self._limits.gone_brokers_kept_max:
+            del self._gone[next(iter(self._gone))]

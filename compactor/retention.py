@@ -4,7 +4,7 @@
                    → keys of index/ and segments/ that END below it, by version
 
 Keys alone are read. Objects below log_start are the collector's. What a client has deleted with DeleteRecords leaves keys behind, too: they
-go the same way. A partition to which nobody appends is tidied, whatever its limits are (compactor/tidy_plan.py).
+go the same way. A partition to which nobody appends is tidied, whatever its limits are (compactor/plan.py).
 """
 
 import asyncio
@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
+from compactor.plan import RetentionLimits, RetentionPlan, Tidied, TidyPolicy, questioned_writers, tidied
 from compactor.records import Records
-from compactor.retention_plan import RetentionLimits, RetentionPlan
-from compactor.tidy_plan import Tidied, TidyPolicy, questioned_writers, tidied
 from runtime.clock import Clock
 from runtime.ids import Entropy
 from storage.errors import Unavailable

@@ -1,25 +1,131 @@
-"""The batches of entries: fetched from WAL objects for many partitions at once, kept in a spool, checked and stamped when they are used."""
+"""The batches of entries: fetched from WAL objects for many partitions at once, kept in a spool, checked and stamped when they are used.
+
+The spool holds bytes that wait for their turn, for one round of compactions: in memory up to a bound, else in files without names. Files
+are written and read past the page cache (storage/objects/files.py): on a virtual machine its pages cost 2 CPU seconds per GiB.
+"""
 
 import asyncio
 import contextlib
+import os
+import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Final, Protocol
 
-from compactor.gather_plan import RangeRead, Span, plan_reads
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
-from compactor.spool import Spool
+from compactor.plan import RangeRead, Span, plan_reads
+from runtime.blocking import Blocking
 from storage.cache.blocks import RangeSource
-from storage.errors import Corrupt, StorageError, without_frames
+from storage.errors import Corrupt, StorageError, Unavailable, without_frames
 from storage.formats.control import Entry, object_of
 from storage.formats.wal import object_key
 from storage.log.scan import BatchRun, scan
+from storage.objects.files import read_own_unbuffered, write_unbuffered
 from storage.recordbatch import BatchHeader, parse_header, restamp, stamp_max_timestamp, verify
 from storage.records import greatest_time, is_time_doubtful
 from storage.vocabulary import Buffer, ObjectId, PartitionId
 
+FILES_MAX: Final = 256
+"""Chunks are larger where there would be more."""
 GETS_TOGETHER: Final = 4
 """GETs under way, each of `get_bytes_max` at most."""
+
+
+class Spool:
+    """What `open_spool` opens. `append` any number of times, then `seal`, then `read`. Calls may overlap."""
+
+    def __init__(
+        self, blocking: Blocking, *, chunk_bytes: int, unbuffered_from_bytes: int, folder: Path | None, closing: contextlib.ExitStack
+    ) -> None:
+        self._blocking = blocking
+        self._chunk_bytes = chunk_bytes
+        self._unbuffered_from_bytes = unbuffered_from_bytes
+        self._folder = folder
+        self._closing = closing
+        self._starts: list[int] = []
+        self._chunks: list[int | bytes] = []
+        """Descriptors of files, and the bytes of a chunk that is in memory."""
+        self._open: list[Buffer] = []
+        self._open_start = 0
+        self._end = 0
+
+    async def append(self, parts: Sequence[Buffer]) -> int:
+        """Keep the parts behind what is there. Return the position of the first. Raises `Unavailable`: there is no room."""
+        position, size_bytes = self._end, sum(map(len, parts))
+        if 3 * memoryview(memoryview(parts[0]).obj).nbytes > 4 * size_bytes:
+            parts = [b"".join(parts)]  # they are a small part of what was read
+        self._open += parts
+        self._end += size_bytes
+        if self._end - self._open_start >= self._chunk_bytes:
+            number = self._begin_chunk()
+            parts, self._open = self._open, []
+            await self._run(lambda: self._write(number, parts))
+        return position
+
+    def seal(self) -> None:
+        """All has been appended."""
+        if self._open:
+            number = self._begin_chunk()
+            self._chunks[number] = b"".join(self._open)
+            self._open = []
+
+    async def read(self, spans: Sequence[tuple[int, int]]) -> list[Buffer]:
+        """The bytes at each position, of that length. What may be written to is the caller's alone."""
+        assert not self._open, "seal it first"
+        return await self._blocking.run(lambda: [self._read(position, length) for position, length in spans])
+
+    def _begin_chunk(self) -> int:
+        self._starts.append(self._open_start)
+        self._chunks.append(b"")
+        self._open_start = self._end
+        return len(self._chunks) - 1
+
+    async def _run(self, call: Callable[[], None]) -> None:
+        try:
+            await self._blocking.run(call)
+        except OSError as error:
+            raise Unavailable(
+                f"compaction cannot keep slices: folder={str(self._folder or tempfile.gettempdir())!r} cause={error.strerror!r}: "
+                "make room, or name another folder with compactor.spool_dir"
+            ) from error
+
+    def _write(self, number: int, parts: Sequence[Buffer]) -> None:
+        file = self._closing.enter_context(tempfile.TemporaryFile(buffering=0, dir=self._folder))  # noqa: SIM115 - closed with the round
+        descriptor = file.fileno()
+        if not write_unbuffered(descriptor, parts):
+            for part in parts:
+                rest = memoryview(part)
+                while len(rest):
+                    rest = rest[os.write(descriptor, rest) :]
+        self._chunks[number] = descriptor
+
+    def _read(self, position: int, length: int) -> Buffer:
+        number = bisect_right(self._starts, position) - 1
+        chunk, start = self._chunks[number], position - self._starts[number]
+        if isinstance(chunk, bytes):
+            data: Buffer = memoryview(chunk)[start : start + length]
+        else:
+            found = read_own_unbuffered(chunk, start, start + length, worthwhile_bytes=self._unbuffered_from_bytes)
+            data = os.pread(chunk, length, start) if found is None else found
+        assert len(data) == length, f"never written: {position=} {length=}"
+        return data
+
+
+@contextlib.asynccontextmanager
+async def open_spool(
+    blocking: Blocking, *, bytes_max: int, folder: Path | None = None, limits: CompactorLimits = DEFAULT_LIMITS
+) -> AsyncIterator[Spool]:
+    """For about `bytes_max`. `blocking` runs one call at a time. `folder`: of the files; None for the system's."""
+    with contextlib.ExitStack() as closing:
+        yield Spool(
+            blocking,
+            chunk_bytes=max(limits.spool_chunk_bytes, bytes_max // FILES_MAX),
+            unbuffered_from_bytes=limits.spool_unbuffered_from_bytes,
+            folder=folder,
+            closing=closing,
+        )
 
 
 class Slices(Protocol):
@@ -121,6 +227,30 @@ def correct_times(batches: Iterable[tuple[memoryview, BatchHeader]]) -> None:
             greatest_ms = greatest_time(batch, header, breathe=_breathe)
             if greatest_ms != header.max_timestamp:
                 stamp_max_timestamp(batch, greatest_ms)
+
+
+class ByteRoom:
+    """Whoever wants more than there is waits for all of it, and then works alone."""
+
+    def __init__(self, bytes_max: int) -> None:
+        assert bytes_max > 0
+        self._bytes_max = bytes_max
+        self._taken_bytes = 0
+        self._less = asyncio.Condition()
+
+    @contextlib.asynccontextmanager
+    async def take(self, size_bytes: int) -> AsyncIterator[None]:
+        """Wait until there is room for `size_bytes`; it is taken inside."""
+        wanted_bytes = min(size_bytes, self._bytes_max)
+        async with self._less:
+            await self._less.wait_for(lambda: self._taken_bytes + wanted_bytes <= self._bytes_max)
+            self._taken_bytes += wanted_bytes
+        try:
+            yield
+        finally:
+            async with self._less:
+                self._taken_bytes -= wanted_bytes
+                self._less.notify_all()
 
 
 def _breathe() -> None:

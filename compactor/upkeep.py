@@ -12,25 +12,17 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from functools import partial
 from typing import Final, NamedTuple
 
-from compactor.claim import Claims
-from compactor.collector import KINDS, CollectionReport, Collector, CollectorPolicy, ObjectsMissing, UploadsReport
-from compactor.compaction import Compaction, CompactionResult
-from compactor.discovery import FoundPartition, active_topics, control_pages
-from compactor.footprint import Footprint
-from compactor.gone_brokers import GoneBrokers
+from compactor.collector import KINDS, CollectionReport, Collector, CollectorPolicy, Footprint, ObjectsMissing, UploadsReport
+from compactor.compaction import Compaction, CompactionResult, Round, RoundPolicy
+from compactor.discovery import FoundPartition, LastLook, Looks, active_topics, control_pages
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
-from compactor.looks import LastLook, Looks
 from compactor.measures import CycleReport, Measures, is_damage
 from compactor.merge import MergeEnd, Merging
-from compactor.merge_plan import MergePolicy, may_be_due
-from compactor.plan import CompactionPolicy
+from compactor.plan import CompactionPolicy, MergePolicy, RetentionLimits, TidyPolicy, limits_of, may_be_due
 from compactor.purge import Purge
-from compactor.records import Records
+from compactor.records import Claims, GoneBrokers, Records
 from compactor.references import References
 from compactor.retention import Retention
-from compactor.retention_plan import RetentionLimits, limits_of
-from compactor.round import Round, RoundPolicy
-from compactor.tidy_plan import TidyPolicy
 from compactor.uploads import UploadSweep
 from runtime.blocking import Blocking
 from runtime.clock import Clock

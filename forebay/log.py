@@ -34,7 +34,7 @@ from forebay.opening import check_there
 from process.identity import check_age, check_same, identify_cluster
 from process.settings.errors import StartError
 from process.settings.model import Settings
-from process.settings.urls import is_memory, is_shared
+from process.settings.notation import is_memory, is_shared
 from process.store_watch import StoreWatch
 from runtime.blocking import ThreadBlocking
 from runtime.clock import Clock, SystemClock

@@ -14,7 +14,7 @@ from process.explain import of_place, whole_path
 from process.identity import check_same
 from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from process.settings.model import Settings
-from process.settings.urls import has_path, is_memory, path_of
+from process.settings.notation import has_path, is_memory, path_of
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry

@@ -13,7 +13,7 @@ import structlog
 from process.accepting import HTTP_CONNECTIONS_MAX, PEER_CONNECTIONS_MAX
 from process.settings.errors import EXIT_USAGE, StartError
 from process.settings.model import Settings
-from process.settings.urls import scheme_of
+from process.settings.notation import scheme_of
 from storage.opening import DISK_THREADS
 
 RESERVED: Final = 96

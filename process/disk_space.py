@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, NoReturn
 import structlog
 
 from process.settings.model import Settings
-from process.settings.urls import has_path, path_of
+from process.settings.notation import has_path, path_of
 from runtime.blocking import Blocking
 from runtime.clock import Clock
 from storage.limits import MIB

@@ -8,7 +8,7 @@ import structlog
 
 from process.settings.errors import EXIT_USAGE, StartError
 from process.settings.model import Settings
-from process.settings.urls import without_secrets
+from process.settings.notation import without_secrets
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from storage.catalog.collections import NewerStore, WentBack

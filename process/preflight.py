@@ -10,8 +10,7 @@ from process.cost.prices import prices_of
 from process.explain import whole_path
 from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from process.settings.model import Settings
-from process.settings.notation import show_size
-from process.settings.urls import has_path, path_of
+from process.settings.notation import has_path, path_of, show_size
 
 _CGROUP_LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 

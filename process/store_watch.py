@@ -13,7 +13,7 @@ import structlog
 from process.http.health import METADATA, OBJECT_STORE
 from process.identity import refusal
 from process.settings.model import Settings
-from process.settings.urls import without_secrets
+from process.settings.notation import without_secrets
 from storage.catalog.identity import (
     MARKER_KEY,
     ClusterRecord,

@@ -13,17 +13,13 @@ from typing import Any, Final
 import msgspec
 
 from compactor.collector import CollectionReport, Collector, CollectorPolicy, UnusedCandidate
-from compactor.compaction import Compaction, CompactionEnd
-from compactor.gone_brokers import GoneBrokers
+from compactor.compaction import Compaction, CompactionEnd, Round, RoundPolicy, only
 from compactor.merge import Merging
-from compactor.merge_plan import MergePolicy
-from compactor.plan import CompactionPolicy
+from compactor.plan import NO_LIMIT, CompactionPolicy, MergePolicy, RetentionLimits, TidyPolicy
 from compactor.purge import Purge, PurgePolicy
+from compactor.records import GoneBrokers
 from compactor.references import References
 from compactor.retention import Retention
-from compactor.retention_plan import NO_LIMIT, RetentionLimits
-from compactor.round import Round, RoundPolicy, only
-from compactor.tidy_plan import TidyPolicy
 from runtime.blocking import InlineBlocking
 from runtime.ids import IdSource
 from sim.accounts import Accounts

@@ -246,7 +246,12 @@ class _Beyond(Exception):
 
 
 def check_frames(body: memoryview, codec: int) -> None:
-    """Raises `Corrupt` for what only some consumers read. What does not decompress at all may pass; looks at the heads of blocks alone."""
+    """Raises `Corrupt` for what only some consumers read. What does not decompress at all may pass; looks at the heads of blocks alone.
+
+    Java's consumers read lz4 up to the end of the first frame, or up to a block that holds nothing, and refuse linked blocks.
+    librdkafka refuses a second lz4 frame, reads the first gzip member only, and aborts its process if that is empty.
+    Producers write one frame. Those of zstd may follow each other: every consumer reads them.
+    """
     match codec:
         case 1:
             _check_first_member(body)
@@ -296,8 +301,10 @@ def read_records(
 ) -> Readable:
     """Read one batch whose header has been checked; what has no timestamp is never out of time.
 
+    Costs half a microsecond per record, a fifth of what `walk` takes, which hands each record out: so varints of one and two bytes are
+    read where they stand. Attributes and the text of header keys mean nothing to Kafka and are not looked at.
     Blocks for as long as it takes, and calls `breathe` every READ_SLICE_RECORDS records or headers, so that a thread can let others run.
-    Raises `Unreadable`; `Corrupt` as `records.decompress_records` and `check_frames` do; `TooLarge` for what decompresses to more than
+    Raises `Unreadable`; `Corrupt` as `decompress_records` and `check_frames` do; `TooLarge` for what decompresses to more than
     `bytes_max` or has more headers than `headers_max`.
     """
     body = memoryview(batch)[HEADER_BYTES:]

@@ -22,7 +22,7 @@ from broker.admission import Admission
 from broker.http.errors import HttpError, invalid, too_busy
 from broker.http.parts import HttpParts
 from broker.responses import Room
-from process.settings.listeners import HttpAddress
+from process.settings.notation import HttpAddress
 from runtime.frames import Frame
 from runtime.telemetry import Metric
 from storage.errors import StorageError

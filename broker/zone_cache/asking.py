@@ -25,7 +25,7 @@ from broker.zone_cache.wire import (
     signed_headers,
     target_of,
 )
-from process.settings.listeners import bracketed
+from process.settings.notation import bracketed
 from runtime.clock import Clock
 from runtime.ids import Entropy
 

@@ -12,7 +12,7 @@ from forebay.kafka_client.options import ConfigFile, Output, OutputFormat, Quiet
 from forebay.kafka_client.text import align, facts
 
 if TYPE_CHECKING:
-    from compactor.backlog import Backlog
+    from compactor.discovery import Backlog
     from compactor.measures import CycleReport
     from process.settings.model import Settings
     from storage.catalog.brokers import CompactorRecord
@@ -89,7 +89,7 @@ def status(
 
     async def look(settings: "Settings") -> "tuple[list[CompactorRecord], Backlog] | NotFound":
         from compactor.assembly import policy_of
-        from compactor.backlog import read_backlog
+        from compactor.discovery import read_backlog
         from forebay.opening import open_for_reading
         from runtime.clock import SystemClock
         from storage.catalog.brokers import live_compactors

@@ -127,7 +127,7 @@ def now(
         from forebay.commands.cost_answers import ask_processes, now_data, now_table, registered
         from process import event_loop
         from process.cost.meter import sum_up
-        from process.settings.listeners import parse_address
+        from process.settings.notation import parse_address
         from runtime import logs
 
         logs.configure(format="auto", level="error")  # the answer says it all

@@ -17,9 +17,8 @@ from forebay.kafka_client.failures import EXIT_UNREACHABLE, ClientFailed
 from forebay.kafka_client.text import align
 from process.cost.estimate import CostItem, Estimated, ExpectedLoad
 from process.cost.prices import GIB, MONTH_S, PriceTable, StorePrices
-from process.settings.listeners import HttpAddress, parse_address
 from process.settings.model import Settings
-from process.settings.urls import is_memory
+from process.settings.notation import HttpAddress, is_memory, parse_address
 
 ASKED_AT_A_TIME: Final = 16
 ANSWER_BYTES_MAX: Final = 4 * 2**20

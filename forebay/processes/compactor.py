@@ -22,9 +22,9 @@ from process.http.server import HttpServer, ProcessFacts
 from process.last_words import flushed, say_cannot_serve
 from process.settings.errors import EXIT_FAILED, StartError
 from process.settings.keys import SETTINGS
-from process.settings.listeners import HttpAddress
 from process.settings.loading import Loaded
 from process.settings.model import Settings
+from process.settings.notation import HttpAddress
 from process.stopping import EXIT_INTERRUPTED, Deadline, ExitNow, StopRequest
 from runtime import logs
 from runtime.blocking import ThreadBlocking

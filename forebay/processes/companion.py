@@ -16,7 +16,7 @@ import structlog
 from forebay.processes import plan
 from forebay.processes.worker import RestartBackoff, WorkerProcess, attribute_line
 from process.settings.loading import Loaded
-from process.settings.urls import is_memory
+from process.settings.notation import is_memory
 from runtime.clock import Clock
 from runtime.logs import ProcessLog
 

@@ -9,10 +9,9 @@ from typing import Final
 
 from process.settings.errors import EXIT_USAGE, StartError
 from process.settings.keys import ENVIRONMENT_PREFIX, SETTINGS
-from process.settings.listeners import Listener, bracketed, is_wildcard
 from process.settings.loading import Loaded
 from process.settings.model import Settings
-from process.settings.urls import is_memory
+from process.settings.notation import Listener, bracketed, is_memory, is_wildcard
 
 _PORT_MAX: Final = 65_535
 

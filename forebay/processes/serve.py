@@ -25,12 +25,12 @@ from process.event_loop import loop_factory
 from process.explain import explain
 from process.http.health import Readiness
 from process.last_words import flushed, say_cannot_serve
-from process.loop_watch.watch import watching
+from process.loop_watch import watching
 from process.settings.errors import EXIT_FAILED
 from process.settings.keys import SETTINGS
-from process.settings.listeners import HttpAddress, Listener
 from process.settings.loading import Loaded
 from process.settings.model import Settings
+from process.settings.notation import HttpAddress, Listener
 from process.stopping import EXIT_INTERRUPTED, Deadline, ExitNow, StopRequest
 from runtime import logs
 from runtime.blocking import ThreadBlocking

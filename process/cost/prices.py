@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from process.settings.errors import SettingsError
 from process.settings.keys import nearest
+from process.settings.loading import Given, from_file
 from process.settings.notation import FLAG
 from process.settings.sections import CostSettings
-from process.settings.sources import Given, from_file
 from storage.objects.s3.location import parse_s3_url
 
 GIB: Final = 1024**3

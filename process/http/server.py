@@ -7,10 +7,12 @@ GET /metrics.json       the same series as JSON
 GET /api/v1/cost        requests to the object store and what they cost
 GET /api/v1/broker      id, cluster, listeners, version, uptime; /api/v1/compactor of a compactor
 
-A broker serves its log beside these (broker/http).
+A broker serves its log beside these (broker/http). What comes by the port and is no HTTP is counted, and said once in ten seconds: aiohttp
+logs a traceback for each, so that anybody who reaches the port could fill the log. `LoopLag` measures how late the loop runs.
 """
 
 import asyncio
+import logging
 import platform
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,21 +20,28 @@ from datetime import UTC, datetime
 from typing import Final, Literal, Protocol
 
 import msgspec
+import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 
 from process.accepting import HTTP_CONNECTIONS_MAX, Acceptor, bind
 from process.http.health import Health
-from process.http.loop_lag import LoopLag
 from process.http.scrape import JSON, TEXT, MetricsPage, render_json, render_text
-from process.http.unreadable import UnreadableRequests
-from process.settings.listeners import HttpAddress
+from process.settings.notation import HttpAddress
 from process.settings.ports import cannot_listen
 from runtime.blocking import Blocking
 from runtime.clock import Clock
+from runtime.logs import Rarely
 from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry, run_token
 
+HttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+UNREADABLE = Metric("forebay_http_unreadable_total", "Requests of the HTTP port that were no HTTP; each was answered with 400, or closed")
+_SERVER_LOG = "aiohttp.server"
+PERIOD_S: Final = 0.25
+LOOP_LAG: Final = Metric("forebay_event_loop_lag_seconds", "How late the event loop ran a call-back, asked four times a second")
 BUILD_INFO: Final = Metric(
     "forebay_build_info",
     "Always 1; the labels say what runs: kind is broker or compactor, run a random token of the process",
@@ -41,7 +50,6 @@ BUILD_INFO: Final = Metric(
 )
 LABELS_INFO: Final = Metric("forebay_labels_info", "Always 1; with the labels of metrics.labels, if there are any", aggregation="max")
 READY: Final = Metric("forebay_ready", "1 while /readyz answers 200", aggregation="sum")
-
 BEAT_AGE_MAX_S: Final = 5.0
 FIRST_REQUEST_WITHIN_S: Final = 10.0
 KEPT_ALIVE_S: Final = 75.0
@@ -49,7 +57,68 @@ LOOK_EVERY_S: Final = 1.0
 PATH_CHARS_SAID: Final = 200
 _STOP_WITHIN_S: Final = 1.0
 
-HttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_log = structlog.get_logger("http")
+
+
+class UnreadableRequests(logging.Filter):
+    """Made on the loop. `stop` says what is left to say."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        super().__init__()
+        self._count = telemetry.counter(UNREADABLE)
+        self._rarely = Rarely(self._say, later=asyncio.get_running_loop().call_later)
+        self._client_host = self._cause = ""
+
+    def logger(self) -> logging.Logger:
+        """For aiohttp. What is not unreadable goes where aiohttp's own would go."""
+        logger = logging.Logger(_SERVER_LOG)
+        logger.parent = logging.getLogger(_SERVER_LOG)
+        logger.addFilter(self)
+        return logger
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, ConnectionError):
+            return False  # who asked has left before the answer: nobody is to know
+        if not isinstance(error, HttpProcessingError):
+            return True
+        self._client_host = str(record.args[0]) if isinstance(record.args, tuple) and record.args else ""
+        self._cause = f"{type(error).__name__}: {' '.join(error.message.split())}"
+        self._count.inc()
+        self._rarely.happened()
+        return False
+
+    def stop(self) -> None:
+        self._rarely.stop()
+
+    def _say(self, count: int) -> None:
+        _log.warning("http_unreadable", count=count, client_host=self._client_host, cause=self._cause)
+
+
+class LoopLag:
+    """A call-back that meets itself every quarter of a second. Between `start` and `stop`."""
+
+    def __init__(self, *, telemetry: Telemetry, clock: Clock) -> None:
+        self._lag = telemetry.histogram(LOOP_LAG)
+        self._clock = clock
+        self._beat_s = clock.monotonic_s()
+        self._due: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._beat_s = self._clock.monotonic_s()
+        self._due = asyncio.get_running_loop().call_later(PERIOD_S, self._beat)
+
+    def stop(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+
+    def beat_age_s(self) -> float:
+        """Seconds since the loop last ran the call-back."""
+        return self._clock.monotonic_s() - self._beat_s
+
+    def _beat(self) -> None:
+        self._lag.observe(max(0.0, self.beat_age_s() - PERIOD_S))
+        self.start()
 
 
 class HasHealth(Protocol):

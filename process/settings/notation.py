@@ -1,16 +1,21 @@
-"""How values are written in files, variables and flags: `250ms`, `8MiB`, `true`; and how they are shown again.
+"""How values are written in files, variables and flags: `250ms`, `8MiB`, `true`, `NAME://host:port`, URLs; and how they are shown again.
 
 A notation accepts what it shows. Its errors are phrases that follow a setting's name: `must be between 1ms and 60s`.
+Listeners have Kafka's syntax, several separated by commas. Every listener speaks plaintext: names that promise more (SSL, SASL) are
+refused, not ignored. URLs of stores that cannot be opened are refused here, before anything is touched.
 """
 
+import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
-from typing import Any, Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
 
-Q = TypeVar("Q", int, timedelta)
+from storage.metadata.oxia.location import parse_oxia_url
+from storage.objects.s3.location import parse_s3_url
 
 _MICROSECONDS: Final = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000}
 _BYTES: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -22,6 +27,19 @@ LABEL_CHARS_MAX: Final = 128
 _LABEL_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _LABELS_COMPLAINT: Final = "must be name=value pairs, separated by commas: team=payments,scenario=nightly"
 _FALSE: Final = frozenset({"false", "no", "off", "0"})
+_LISTENER: Final = re.compile(r"([A-Za-z][A-Za-z0-9_]*)://(\[[0-9A-Fa-f:.]+\]|[^/:\[\]\s]*):(\d{1,5})")
+_ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^/:\[\]\s]+):(\d{1,5})")
+HTTP: Final = "HTTP"
+"""The name that the address of the HTTP API has among those of a broker."""
+_SECURED: Final = re.compile(r"SSL|SASL|TLS")
+_PORT_MAX: Final = 65_535
+_MEMORY: Final = "memory"
+_OBJECT_STORES: Final = {"s3": "s3://bucket/prefix", "file": "file:///path", _MEMORY: "memory://"}
+_OF_PATHS: Final = frozenset({"file", "sqlite"})
+_METADATA_STORES: Final = {"oxia": "oxia://host:6648/namespace", "sqlite": "sqlite:////path", _MEMORY: "memory://"}
+_SECRETS: Final = re.compile(r"(?<=://)[^/@\s]*(?=@)|(?<=[?&]token=)[^&\s\"]*")
+
+Q = TypeVar("Q", int, timedelta)
 
 
 class OutOfRangeError(ValueError):
@@ -220,6 +238,156 @@ RATIO: Final = Notation("0 to 1", _ratio, lambda value: f"{value:.9f}".rstrip("0
 FLAG: Final = Notation("true | false", _flag, lambda value: "true" if value else "false")
 
 
+class Listener(NamedTuple):
+    """An address clients may use. `port` 0 means the port the system assigns when the listener is bound."""
+
+    name: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.name}://{bracketed(self.host)}:{self.port}"
+
+
+class HttpAddress(NamedTuple):
+    """Where the HTTP server listens; `port` 0 as above."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{bracketed(self.host)}:{self.port}"
+
+
+def bracketed(host: str) -> str:
+    """An IPv6 address as it is written before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether `host` means every address of the machine: good to listen on, useless to connect to."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def parse_listeners(value: object) -> tuple[Listener, ...]:
+    """An empty host means every address, as in Kafka."""
+    listeners = tuple(_listener(text) for text in _items(value))
+    if not listeners:
+        raise ValueError("names no listener: write for example PLAINTEXT://127.0.0.1:9092")
+    names = [listener.name for listener in listeners]
+    bound = [listener[1:] for listener in listeners if listener.port]
+    for listener in listeners:
+        if names.count(listener.name) > 1:
+            raise ValueError(f"has two listeners named {listener.name}: give each its own name, e.g. INTERNAL and EXTERNAL")
+        if bound.count(listener[1:]) > 1:
+            raise ValueError(f"has two listeners on {bracketed(listener.host)}:{listener.port}: give each its own port")
+    return listeners
+
+
+def parse_advertised_listeners(value: object) -> tuple[Listener, ...]:
+    """The addresses that clients connect to; empty: derived from the listeners."""
+    if not _items(value):
+        return ()
+    listeners = parse_listeners(value)
+    for listener in listeners:
+        if is_wildcard(listener.host):
+            example = Listener(listener.name, "broker-1", listener.port or 9092)
+            unreachable = f"has host {listener.host}: clients cannot connect to that"
+            raise ValueError(f"{unreachable}. Set a name clients can resolve, e.g. {example}")
+    return listeners
+
+
+def advertised_for(listeners: Sequence[Listener], *, hostname: str) -> tuple[Listener, ...]:
+    """The default advertised addresses: the listeners, with this machine's name where they mean every address."""
+    return tuple(listener._replace(host=hostname) if is_wildcard(listener.host) else listener for listener in listeners)
+
+
+def parse_address(value: object) -> HttpAddress:
+    if isinstance(value, HttpAddress):
+        return value
+    match = _ADDRESS.fullmatch(str(value).strip())
+    if match is None or int(match[2]) > _PORT_MAX:
+        raise ValueError("is not an address: write host:port, e.g. 127.0.0.1:8070")
+    return HttpAddress(match[1].strip("[]"), int(match[2]))
+
+
+def _show(listeners: Sequence[Listener]) -> str:
+    return ",".join(str(listener) for listener in listeners)
+
+
+LISTENERS: Final = Notation("listeners", parse_listeners, _show)
+ADVERTISED_LISTENERS: Final = Notation("listeners", parse_advertised_listeners, _show)
+ADDRESS: Final = Notation("host:port", parse_address)
+ADDRESS_OR_NONE: Final = Notation(
+    "host:port", lambda value: None if value in (None, "") else parse_address(value), lambda value: "" if value is None else str(value)
+)
+
+
+def without_secrets(text: str) -> str:
+    """What is refused in a URL is shown to people, and kept in logs: not what does not belong there."""
+    return _SECRETS.sub("***", text)
+
+
+def scheme_of(url: str) -> str:
+    return url.partition("://")[0]
+
+
+def is_memory(url: str) -> bool:
+    """Whether the store forgets everything when the process ends."""
+    return scheme_of(url) == _MEMORY
+
+
+def is_shared(url: str) -> bool:
+    """Whether the store is a service, which others use at the same time."""
+    return not (is_memory(url) or has_path(url))
+
+
+def parse_storage_url(value: object) -> str:
+    url = _checked(value, _OBJECT_STORES)
+    match scheme_of(url):
+        case "s3":
+            parse_s3_url(url)
+        case "file":
+            _check_path(url, url.removeprefix("file://"), ("/", "./", "../"), "file://./path (relative) or file:///path (absolute)")
+    return url
+
+
+def parse_metadata_url(value: object) -> str:
+    url = _checked(value, _METADATA_STORES)
+    match scheme_of(url):
+        case "oxia":
+            parse_oxia_url(url)
+        case "sqlite":
+            _check_path(url, url.removeprefix("sqlite://"), ("/",), "sqlite:///./path (relative) or sqlite:////path (absolute)")
+    return url
+
+
+def has_path(url: str) -> bool:
+    """Whether the store is a file or folder of this machine."""
+    return scheme_of(url) in _OF_PATHS
+
+
+def path_of(url: str) -> Path:
+    """The file or folder a file:// or sqlite:// URL names, relative to the working directory if it is written so."""
+    assert has_path(url), f"names no file: {url!r}"
+    scheme, _, rest = url.partition("://")
+    return Path(rest.removeprefix("/") if scheme == "sqlite" else rest)
+
+
+STORAGE_URL: Final = Notation("URL", parse_storage_url)
+METADATA_URL: Final = Notation("URL", parse_metadata_url)
+
+
 def _number_and_unit(value: object, complaint: str) -> tuple[Fraction, str]:
     match = _NUMBER_AND_UNIT.fullmatch(str(value).strip())
     if match is None or isinstance(value, bool):
@@ -243,3 +411,50 @@ def _within(value: Q, lowest: Q, highest: Q, bounds: str = "") -> Q:
     if not lowest <= value <= highest:
         raise OutOfRangeError(f"must be between {bounds or f'{lowest} and {highest}'}")
     return value
+
+
+def _items(value: object) -> list[object]:
+    if isinstance(value, str):
+        return [text.strip() for text in value.split(",") if text.strip()]
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _listener(value: object) -> Listener:
+    if isinstance(value, Listener):
+        return value
+    text = str(value).strip()
+    match = _LISTENER.fullmatch(text)
+    if match is None or int(match[3]) > _PORT_MAX:
+        raise ValueError(f"has {text!r}: not a listener. Expected NAME://host:port, e.g. PLAINTEXT://127.0.0.1:9092")
+    name = match[1].upper()
+    if _SECURED.search(name):
+        raise ValueError(f"names {name}: not supported. This release speaks plaintext only, and says so rather than pretend")
+    if name == HTTP:
+        raise ValueError(f"names {name}: that is the name of the HTTP API's address. Give the listener another, e.g. INTERNAL")
+    return Listener(name, match[2].strip("[]") or "0.0.0.0", int(match[3]))  # noqa: S104
+
+
+def _checked(value: object, known: Mapping[str, str]) -> str:
+    url = str(value).strip()
+    expected = f"Expected {_either(list(known.values()))}"
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        raise ValueError(f'missing "://". {expected}')
+    if scheme not in known:
+        raise ValueError(f"unknown scheme {scheme}://. {expected}")
+    if scheme == _MEMORY and rest:
+        raise ValueError("takes nothing after memory://")
+    if scheme != _MEMORY and not rest.strip("/"):
+        raise ValueError(f"names nothing after {scheme}://. {expected}")
+    return url
+
+
+def _check_path(url: str, path: str, beginnings: tuple[str, ...], expected: str) -> None:
+    if not path.startswith(beginnings):
+        raise ValueError(f"names a host: write {expected}")
+    if "?" in url or "#" in url:
+        raise ValueError("takes no parameters")
+
+
+def _either(forms: list[str]) -> str:
+    return f"{', '.join(forms[:-1])} or {forms[-1]}"

@@ -7,25 +7,31 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Final, Literal
 
-from process.settings.listeners import ADDRESS, ADDRESS_OR_NONE, ADVERTISED_LISTENERS, LISTENERS, HttpAddress, Listener
 from process.settings.notation import (
+    ADDRESS,
+    ADDRESS_OR_NONE,
+    ADVERTISED_LISTENERS,
     ASSIGNED_OR_COUNT,
     DOLLARS_OR_NONE,
     FLAG,
     FOLDER_OR_NONE,
     HTTP_URL_OR_NONE,
     LABELS,
+    LISTENERS,
+    METADATA_URL,
     NAMES,
     PATTERN_OR_NONE,
     RATIO,
+    STORAGE_URL,
     TEXT_OR_NONE,
+    HttpAddress,
+    Listener,
     count,
     duration,
     one_of,
     size,
     some_of,
 )
-from process.settings.urls import METADATA_URL, STORAGE_URL
 from storage.limits import KIB, MIB
 
 KAFKA_PORT: Final = 9092

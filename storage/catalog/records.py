@@ -109,7 +109,10 @@ class _SharedRead(Generic[K, V]):
 
 
 class SharedReads(Generic[K, V]):
-    """`read` is given the keys of all questions of a round, without repeats, and answers every one of them."""
+    """`read` is given the keys of all questions of a round, without repeats, and answers every one of them.
+
+    No answer comes from a read that began before its question: at most one read runs, and questions that arrive meanwhile form the next.
+    """
 
     def __init__(self, read: Callable[[list[K]], Awaitable[dict[K, V]]]) -> None:
         self._read = read

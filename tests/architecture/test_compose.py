@@ -12,8 +12,8 @@ import yaml
 from typer.testing import CliRunner
 
 from forebay.cli import application
-from process.settings.exposure import warning_of_listeners
 from process.settings.loading import Loaded, load
+from process.settings.model import warning_of_listeners
 from runtime.version import forebay_version
 from services import oxia, versitygw
 from tests.kit.containers import S3_IMAGE, image_environment, instructions

@@ -9,7 +9,7 @@ from broker.coordination.rendezvous import COORDINATOR_SLOTS
 from broker.fetching.limits import DEFAULT_FETCH_LIMITS
 from broker.fetching.waiters import TRUSTED_POLL_S
 from compactor.limits import DEFAULT_LIMITS as COMPACTOR_LIMITS
-from compactor.tidy_plan import TidyPolicy
+from compactor.plan import TidyPolicy
 from storage.catalog.brokers import SESSION_TIMEOUT_MS
 from storage.catalog.limits import DEFAULT_LIMITS as CATALOG_LIMITS
 from storage.catalog.producer_ids import BLOCK_IDS

@@ -68,7 +68,7 @@ def test_a_topic_config_is_called_enforced_if_and_only_if_a_handler_or_a_compact
         for path in (
             ROOT / "broker" / "handling" / "record_checks.py",
             ROOT / "broker" / "handlers" / "log" / "delete_records.py",
-            ROOT / "compactor" / "retention_plan.py",
+            ROOT / "compactor" / "plan.py",
         )
         for node in nodes_of(tree_of(path))
         if isinstance(node, ast.Constant) and node.value in TOPIC_CONFIGS

@@ -96,7 +96,7 @@ ELSEWHERE: Final = {
     "broker/handlers/log/fetch.py COPIED_SHARE_MAX": "what is copied of an answer; PINNED_BYTES_MAX bounds what it keeps alive",
     "process/cost/prices.py PRICE_MAX": "a slip in the operator's own file",
     "process/cost/prices.py STORES_MAX": "names in the operator's own file",
-    "process/settings/sources.py VALUES_MAX": "values in the operator's own file",
+    "process/settings/loading.py VALUES_MAX": "values in the operator's own file",
     "process/malloc.py ARENAS_MAX": "where the allocator takes memory from",
     "storage/catalog/groups.py PLAIN_BYTES_MAX": "from which size on members are compressed",
     "storage/catalog/groups.py MEMBERS_PACKED_BYTES_MAX": "up to which size members are compressed: groups.memory_bytes bounds them",

@@ -19,8 +19,8 @@ PACKAGES: Final = ("forebay", "broker", "compactor", "process", "storage", "runt
 UNIT: Final = ROOT / "tests" / "unit" / "broker" / "handlers"
 
 READ_BY_SETTINGS_ALONE: Final = {
-    "http.log_api": "judged together with http.listen (process/settings/exposure.py)",
-    "http.insecure": "judged together with http.listen where settings are loaded (process/settings/conflicts.py)",
+    "http.log_api": "judged together with http.listen (process/settings/model.py)",
+    "http.insecure": "judged together with http.listen where settings are loaded (process/settings/model.py)",
 }
 WITHOUT_UNIT_FILE: Final[dict[str, str]] = {}
 WITHOUT_SECOND_OPINION: Final[dict[str, str]] = {}

@@ -26,7 +26,7 @@ from broker.zone_cache.wire import (
 )
 from process.http.health import Check, Health
 from process.http.server import HttpServer, ProcessFacts
-from process.settings.listeners import HttpAddress
+from process.settings.notation import HttpAddress
 from runtime.blocking import ThreadBlocking
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry

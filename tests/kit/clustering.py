@@ -20,8 +20,8 @@ import pytest
 from broker.assembly import Broker, open_broker
 from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.leadership import Leadership
-from process.settings.listeners import HttpAddress, Listener
 from process.settings.model import Settings
+from process.settings.notation import HttpAddress, Listener
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry

@@ -17,8 +17,8 @@ import aiohttp
 from broker.http.guard import HttpLimits
 from broker.http.routes import routes_of
 from process.http.server import HttpServer, ProcessFacts
-from process.settings.listeners import HttpAddress
 from process.settings.model import Settings
+from process.settings.notation import HttpAddress
 from runtime.blocking import ThreadBlocking
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry

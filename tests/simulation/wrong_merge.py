@@ -7,7 +7,7 @@ from unittest import mock
 
 from compactor import merge as merge_module
 from compactor.merge import MergeEnd, Merging
-from compactor.merge_plan import MergeRefusal, begin_rewriting
+from compactor.plan import MergeRefusal, begin_rewriting
 from compactor.records import Records
 from storage.errors import Unavailable
 from storage.formats.control import Control, SegmentEntry, SegmentFact, decode_segment, encode, with_rewritten

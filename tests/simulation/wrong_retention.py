@@ -7,12 +7,10 @@ from unittest import mock
 
 import msgspec
 
-from compactor import gone_brokers, retention, tidy_plan
-from compactor.gone_brokers import GoneBrokers
-from compactor.records import Records
+from compactor import plan, records, retention
+from compactor.plan import RetentionPlan, Tidied, source_ms
+from compactor.records import GoneBrokers, Records
 from compactor.retention import Retention, RetentionResult
-from compactor.retention_plan import RetentionPlan, source_ms
-from compactor.tidy_plan import Tidied
 from storage.catalog.brokers import read_live
 from storage.formats.control import Control, EntrySource, decode_chunk, decode_segment
 from storage.log.trim import TrimDecision
@@ -29,7 +27,7 @@ def moves_log_start_to_where_it_has_planned() -> Iterator[None]:
             return TrimDecision(before, None)
         return TrimDecision(before, msgspec.structs.replace(control, log_start=before))
 
-    with mock.patch.object(tidy_plan, "decide_trim", trimmed):
+    with mock.patch.object(plan, "decide_trim", trimmed):
         yield
 
 
@@ -201,7 +199,7 @@ def takes_whoever_is_not_on_its_list_for_gone() -> Iterator[None]:
     def among(self: Any, epochs: Collection[int]) -> frozenset[int]:
         return frozenset(epochs) - listed[self._metadata] if self._metadata in listed else frozenset()
 
-    with mock.patch.object(gone_brokers, "read_live", read_and_keep), mock.patch.object(GoneBrokers, "among", among):
+    with mock.patch.object(records, "read_live", read_and_keep), mock.patch.object(GoneBrokers, "among", among):
         yield
 
 
@@ -213,5 +211,5 @@ def believes_any_list_of_brokers() -> Iterator[None]:
         start, end = brokers()
         return [record async for record in metadata.range_scan(start, end)]
 
-    with mock.patch.object(gone_brokers, "read_live", read_any):
+    with mock.patch.object(records, "read_live", read_any):
         yield

@@ -18,10 +18,9 @@ from forebay.processes.child import HOST, ChildProcess, is_ready, metrics_of
 from forebay.processes.supervisor import broker_command
 from process.settings.errors import EXIT_USAGE, StartError
 from process.settings.keys import SETTINGS
-from process.settings.loading import load
+from process.settings.loading import CONFIG_VARIABLE, load
 from process.settings.model import OF_A_SHARED_STORE
 from process.settings.sections import HTTP_PORT
-from process.settings.sources import CONFIG_VARIABLE
 from runtime.clock import Clock
 
 URLS: Final = ("metadata.url", "storage.url")

@@ -35,8 +35,8 @@ from process import preflight
 from process.cost.meter import WRITING
 from process.cost.prices import BUILT_IN, DEFAULT_STORE, GIB, TABLE_DATE
 from process.settings.errors import EXIT_FAILED, EXIT_USAGE, StartError
+from process.settings.notation import is_memory
 from process.settings.sections import StorageSettings
-from process.settings.urls import is_memory
 from process.stopping import EXIT_INTERRUPTED
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource

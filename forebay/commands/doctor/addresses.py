@@ -15,8 +15,8 @@ from forebay.commands.doctor.finding import Finding, failed, ok, skipped, warnin
 from forebay.commands.doctor.metadata import Cluster
 from forebay.kafka_client.connection import BootstrapServer, ask_for_cluster, cannot_reach
 from process.settings.errors import StartError
-from process.settings.listeners import HttpAddress, Listener, bracketed, is_loopback, is_wildcard
 from process.settings.model import Settings
+from process.settings.notation import HttpAddress, Listener, bracketed, is_loopback, is_wildcard
 from process.settings.ports import cannot_listen, owner_of_port
 
 ADVERTISED_FIX: Final = "Set kafka.advertised_listeners to an address that clients can reach"

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from forebay.commands.doctor.finding import Checks, Finding, FindingStatus, failed, ok, reason_of, skipped, warning
-from process.settings.urls import scheme_of
+from process.settings.notation import scheme_of
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry

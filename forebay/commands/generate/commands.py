@@ -10,7 +10,7 @@ import typer
 from forebay.kafka_client.failures import failures_reported
 
 if TYPE_CHECKING:
-    from process.settings.listeners import HttpAddress
+    from process.settings.notation import HttpAddress
     from runtime.telemetry import Metric
 
 PORT_MAX = 65_535
@@ -182,7 +182,7 @@ def _duration(text: str, option: str) -> str:
 
 
 def _address(text: str, option: str) -> "HttpAddress":
-    from process.settings.listeners import parse_address
+    from process.settings.notation import parse_address
 
     try:
         return parse_address(text)

@@ -121,7 +121,12 @@ def reason_of(error: OSError | sqlite3.Error) -> str:
 
 
 class DatabaseFiles:
-    """Made before the database is opened: what lies there afterwards may be another file than was opened. May be asked from any thread."""
+    """Made before the database is opened: what lies there afterwards may be another file than was opened. May be asked from any thread.
+
+    A file that was removed or replaced takes commits as before, and all of them are gone with the process. The database, its log (`-wal`)
+    and the index of that (`-shm`) stay the same files for as long as one store has them open: SQLite removes the last two only when the
+    last one closes.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raise OSError if there is no database."""

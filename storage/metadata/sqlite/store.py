@@ -152,7 +152,11 @@ class DeadSessionFound(Exception):
 
 
 class SqliteReader:
-    """Raises sqlite3.Error and `DeadSessionFound`."""
+    """Reads that see every commit that was acknowledged before they began, by any process. Raises sqlite3.Error and `DeadSessionFound`.
+
+    A WAL reader waits for nobody and a point read costs less than handing it to a thread, so these run on the loop.
+    Every statement is read to its end: one left open would pin its snapshot, and later reads would see the past.
+    """
 
     def __init__(self, connection: sqlite3.Connection, liveness: Liveness) -> None:
         self._connection = connection

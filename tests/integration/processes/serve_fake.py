@@ -14,9 +14,9 @@ from forebay.processes.serve import serve
 from process.cost.meter import CostMeter
 from process.http.health import Readiness
 from process.settings.errors import StartError
-from process.settings.listeners import Listener
 from process.settings.loading import load
 from process.settings.model import Settings
+from process.settings.notation import Listener
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
 from storage.catalog.brokers import ALL_ROLES

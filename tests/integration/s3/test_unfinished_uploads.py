@@ -12,9 +12,9 @@ from typing import Any
 from typer.testing import CliRunner
 
 from compactor.collector import CollectorPolicy, UploadsReport
+from compactor.compaction import RoundPolicy
 from compactor.measures import Measures
 from compactor.plan import CompactionPolicy
-from compactor.round import RoundPolicy
 from compactor.upkeep import Upkeep
 from forebay.cli import application
 from runtime.blocking import InlineBlocking

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
+from compactor.plan import NO_LIMIT, RetentionLimits, TidyPolicy
 from compactor.retention import Retention, RetentionResult
-from compactor.retention_plan import NO_LIMIT, RetentionLimits
-from compactor.tidy_plan import TidyPolicy
 from storage.formats.control import encode
 from storage.log.decide import FORGOTTEN_AFTER
 from storage.metadata.keys import PartitionKeys

@@ -3,12 +3,10 @@
 import contextlib
 from collections.abc import AsyncIterator
 
-from compactor.compaction import Compaction, CompactionResult
+from compactor.compaction import Compaction, CompactionResult, Round, only
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.merge import Merging
-from compactor.merge_plan import MergePolicy
-from compactor.plan import CompactionPolicy
-from compactor.round import Round, only
+from compactor.plan import CompactionPolicy, MergePolicy
 from runtime.blocking import InlineBlocking
 from runtime.clock import SystemClock
 from runtime.ids import IdSource

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from compactor.claim import Claims
-from compactor.records import Records
+from compactor.records import Claims, Records
 from runtime.clock import SystemClock
 from storage.errors import Unavailable
 from storage.metadata.memory import MemoryMetadataStore

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from compactor.collector import CollectionReport, Collector, CollectorPolicy
-from compactor.footprint import Footprint
+from compactor.collector import CollectionReport, Collector, CollectorPolicy, Footprint
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.references import References
 from runtime.clock import Clock, SystemClock

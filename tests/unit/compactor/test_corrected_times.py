@@ -2,7 +2,7 @@
 
 import pytest
 
-from compactor.retention_plan import source_ms
+from compactor.plan import source_ms
 from storage.formats.control import SegmentEntry
 from storage.recordbatch import HEADER_BYTES, checksum, parse_header
 from storage.verify.findings import FindingKind, Severity

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from compactor.gone_brokers import GoneBrokers
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
+from compactor.records import GoneBrokers
 from storage.errors import Unavailable
 from storage.metadata import keys
 from storage.metadata.memory import MemorySession

@@ -2,9 +2,8 @@
 
 from structlog.testing import capture_logs
 
-from compactor.discovery import FoundPartition
+from compactor.discovery import FoundPartition, LastLook, Looks
 from compactor.limits import CompactorLimits
-from compactor.looks import LastLook, Looks
 from compactor.measures import CycleReport, Measures
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry

@@ -11,8 +11,7 @@ import pytest
 from compactor.compaction import CompactionEnd
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.merge import MergeEnd, MergeResult
-from compactor.merge_plan import MergePolicy
-from compactor.plan import CompactionPolicy
+from compactor.plan import CompactionPolicy, MergePolicy
 from storage.errors import Corrupt, OffsetOutOfRange, OutcomeUnknown, Unavailable
 from storage.formats.control import LogState, SegmentEntry, SegmentFact, encode
 from storage.formats.segment import HEADER_BYTES, segment_key

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compactor.merge_plan import MergePolicy, MergeRefusal, begin_rewriting, choose, is_inside, merge_of
+from compactor.plan import MergePolicy, MergeRefusal, begin_rewriting, choose, is_inside, merge_of
 from storage.formats.control import Control, LogState, SegmentEntry
 from storage.formats.segment import HEADER_BYTES, footer_bytes
 from storage.limits import MIB

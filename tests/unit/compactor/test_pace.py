@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from compactor.assembly import SUCCESS_AGE_MAX_S, CompactorHealth
+from compactor.compaction import RoundReport
 from compactor.measures import Measures
 from compactor.pace import BURST_S, FASTER_EVERY_S, Pace, PacedObjects
-from compactor.round import RoundReport
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
 from sim.loop import VirtualClock, VirtualLoop

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from compactor.limits import CompactorLimits
+from compactor.plan import NO_LIMIT, RetentionLimits
 from compactor.retention import RetentionResult
-from compactor.retention_plan import NO_LIMIT, RetentionLimits
 from storage.errors import NotFound, OffsetOutOfRange, OutcomeUnknown, Unavailable
 from storage.formats.control import Control, LogState, SegmentFact, encode
 from storage.formats.segment import segment_key

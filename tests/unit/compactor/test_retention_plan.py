@@ -9,14 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compactor.limits import DEFAULT_LIMITS
-from compactor.retention_plan import (
-    AHEAD_MS,
-    NO_LIMIT,
-    RetentionLimits,
-    RetentionPlan,
-    limits_of,
-    source_ms,
-)
+from compactor.plan import AHEAD_MS, NO_LIMIT, RetentionLimits, RetentionPlan, limits_of, source_ms
 from runtime.ulid import encode_ulid
 from storage.formats.control import Control, Entry, EntrySource, SegmentEntry
 from storage.vocabulary import ObjectId

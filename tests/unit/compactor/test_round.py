@@ -11,15 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor import spool
-from compactor.compaction import Compaction, CompactionEnd, CompactionResult, CompactionTask
-from compactor.gather_plan import plan_reads
+from compactor import slices
+from compactor.compaction import (
+    CARRIED_SHARE,
+    Compaction,
+    CompactionEnd,
+    CompactionResult,
+    CompactionTask,
+    Round,
+    RoundPolicy,
+    RoundReport,
+    only,
+)
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
-from compactor.plan import in_runs
-from compactor.room import ByteRoom
-from compactor.round import CARRIED_SHARE, Round, RoundPolicy, RoundReport, only
-from compactor.slices import stamp
-from compactor.spool import open_spool
+from compactor.plan import in_runs, plan_reads
+from compactor.slices import ByteRoom, open_spool, stamp
 from runtime.blocking import InlineBlocking, ThreadBlocking
 from runtime.clock import SystemClock
 from storage.errors import Corrupt, EndsEarly, NotFound, StorageError, Unavailable
@@ -273,7 +279,7 @@ async def test_a_folder_without_room_is_named(monkeypatch: pytest.MonkeyPatch) -
     def full(_descriptor: int, _parts: Sequence[Buffer]) -> bool:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(spool, "write_unbuffered", full)
+    monkeypatch.setattr(slices, "write_unbuffered", full)
     async with open_spool(InlineBlocking(), bytes_max=1, folder=Path("/tmp"), limits=CompactorLimits(spool_chunk_bytes=1)) as kept:
         with pytest.raises(Unavailable, match=r"folder='/tmp'.*No space left.*compactor\.spool_dir"):
             await kept.append([b"slice"])

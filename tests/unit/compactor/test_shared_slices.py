@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from compactor.compaction import CompactionEnd
-from compactor.round import Round, only
+from compactor.compaction import CompactionEnd, Round, only
 from runtime.blocking import InlineBlocking
 from runtime.clock import SystemClock
 from runtime.ids import IdSource

@@ -3,8 +3,7 @@
 import pytest
 
 from compactor.limits import DEFAULT_LIMITS
-from compactor.slices import GETS_TOGETHER, GatheredSlices
-from compactor.spool import open_spool
+from compactor.slices import GETS_TOGETHER, GatheredSlices, open_spool
 from runtime.blocking import InlineBlocking
 from storage.errors import Unavailable
 from storage.formats.control import Entry

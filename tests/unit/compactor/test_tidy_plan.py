@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from compactor.limits import DEFAULT_LIMITS
-from compactor.tidy_plan import Tidied, TidyPolicy, questioned_writers, tidied
+from compactor.plan import Tidied, TidyPolicy, questioned_writers, tidied
 from storage.formats.control import (
     Control,
     IndexChunk,

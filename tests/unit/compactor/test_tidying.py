@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from compactor.plan import NO_LIMIT, RetentionLimits
 from compactor.references import References
 from compactor.retention import Retention
-from compactor.retention_plan import NO_LIMIT, RetentionLimits
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from storage.errors import OutcomeUnknown, Unavailable

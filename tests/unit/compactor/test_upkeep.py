@@ -11,11 +11,11 @@ from structlog.testing import capture_logs
 
 from compactor import upkeep as upkeep_module
 from compactor.collector import CollectorPolicy, UploadsReport
+from compactor.compaction import RoundPolicy
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.measures import CycleReport, Measures
 from compactor.merge import MergeEnd, MergeResult, Merging
 from compactor.plan import CompactionPolicy
-from compactor.round import RoundPolicy
 from compactor.upkeep import DAMAGED_AGAIN_MS, Upkeep
 from runtime.blocking import InlineBlocking
 from runtime.clock import SystemClock

@@ -9,8 +9,8 @@ import pytest
 
 from broker.http.guard import TOKENS_MAX, HttpLimits
 from broker.http.routes import ROUTES, limits_of
-from process.settings.listeners import HttpAddress
 from process.settings.model import Settings
+from process.settings.notation import HttpAddress
 from tests.kit.clustering import running_cluster
 from tests.kit.http_asking import LOCAL, Http, http_of
 

@@ -1,6 +1,6 @@
 import asyncio
 
-from process.http.loop_lag import PERIOD_S, LoopLag
+from process.http.server import PERIOD_S, LoopLag
 from runtime.telemetry import Telemetry
 from tests.unit.process.http.manual_clock import ManualClock
 

@@ -12,10 +12,9 @@ from structlog.testing import capture_logs
 
 from process.accepting import HTTP_CONNECTIONS_MAX
 from process.http.health import Readiness
-from process.http.server import FIRST_REQUEST_WITHIN_S, HttpServer, ProcessFacts
-from process.http.unreadable import UNREADABLE
+from process.http.server import FIRST_REQUEST_WITHIN_S, UNREADABLE, HttpServer, ProcessFacts
 from process.settings.errors import StartError
-from process.settings.listeners import HttpAddress
+from process.settings.notation import HttpAddress
 from runtime.blocking import ThreadBlocking
 from runtime.telemetry import Telemetry, run_token
 from storage.outcomes import StoreOutcomes

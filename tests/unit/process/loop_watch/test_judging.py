@@ -1,4 +1,4 @@
-from process.loop_watch.judging import HELD_S_MIN, Held, LoopReading, judge
+from process.loop_watch import HELD_S_MIN, Held, LoopReading, judge
 
 DUE_S = 100.0
 BEFORE = LoopReading(DUE_S - 0.05, 7.0, 3.0, 1.0)

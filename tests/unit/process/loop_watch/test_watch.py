@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from broker.api_of_file import api_of_file
 from broker.handlers.topics import metadata
 from broker.handling.context import Context
-from process.loop_watch.watch import BEAT_S, HELD, LoopWatch, Usage, own_usage, watching
+from process.loop_watch import BEAT_S, HELD, LoopWatch, Usage, own_usage, watching
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
 from tests.unit.process.http.manual_clock import ManualClock
@@ -159,7 +159,7 @@ def test_where_the_system_says_nothing_of_waits_there_are_none(monkeypatch: pyte
     def refuse(*_: object) -> int:
         raise FileNotFoundError
 
-    monkeypatch.setattr("process.loop_watch.watch.os.open", refuse)
+    monkeypatch.setattr("process.loop_watch.os.open", refuse)
     with own_usage() as usage:
         found = usage()
 

@@ -1,8 +1,8 @@
 import pytest
 
-from process.settings.exposure import warning_of_listeners
-from process.settings.listeners import parse_listeners
 from process.settings.loading import load
+from process.settings.model import warning_of_listeners
+from process.settings.notation import parse_listeners
 
 
 @pytest.mark.parametrize("text", ["PLAINTEXT://127.0.0.1:9092", "A://localhost:9092,B://[::1]:9093", "PLAINTEXT://127.3.2.1:0"])

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from process.settings.listeners import (
+from process.settings.notation import (
     ADVERTISED_LISTENERS,
     LISTENERS,
     HttpAddress,

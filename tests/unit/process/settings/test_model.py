@@ -2,8 +2,8 @@ from datetime import timedelta
 
 import pytest
 
-from process.settings.listeners import HttpAddress, Listener
 from process.settings.model import InvalidSettings, Settings, derived_defaults
+from process.settings.notation import HttpAddress, Listener
 from process.settings.sections import KafkaSettings, StorageSettings
 
 

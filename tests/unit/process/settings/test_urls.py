@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from process.settings.urls import is_memory, parse_metadata_url, parse_storage_url, path_of
+from process.settings.notation import is_memory, parse_metadata_url, parse_storage_url, path_of
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from compactor.compaction import CompactionEnd
+from compactor.plan import NO_LIMIT, RetentionLimits, TidyPolicy
 from compactor.retention import Retention
-from compactor.retention_plan import NO_LIMIT, RetentionLimits
-from compactor.tidy_plan import TidyPolicy
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from storage.catalog.topics import Topics

@@ -7,8 +7,8 @@ from forebay.commands.doctor.finding import FindingStatus
 from forebay.commands.doctor.metadata import Cluster
 from forebay.commands.doctor.run import of_exposure, of_id
 from process.settings.errors import EXIT_FAILED, StartError
-from process.settings.listeners import Listener, parse_listeners
 from process.settings.model import Settings
+from process.settings.notation import Listener, parse_listeners
 from storage.catalog.brokers import BrokerRecord, Endpoint
 
 OURS, NONE_YET, UNKNOWN = Cluster(True, "ours"), Cluster(True, None), Cluster()

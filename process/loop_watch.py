@@ -6,26 +6,39 @@ microseconds; a request costs nothing.
 
 A turn is timed from the beat that it delays, so up to BEAT_S of it go unseen, and all above BEAT_S + LATE_S are noticed. A call that keeps
 the interpreter's lock keeps the thread from looking, too: what it sees then is the line after that call.
+
+`judge` says whether the loop was held: what lateness of a beat is the broker's own doing, and what the machine's. `seen` names what ran,
+from the frames of a thread: places in the code and the API they serve. Nothing that a client sent is looked at.
 """
 
 import asyncio
 import gc
 import os
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any, Final, NamedTuple
 
 import structlog
 
-from process.loop_watch.judging import HELD_S_MIN, Held, LoopReading, judge
-from process.loop_watch.stacks import NOTHING_SEEN, ApiOfFile, SampledStack, seen
 from runtime.clock import Clock
 from runtime.logs import SAID_EVERY_S
 from runtime.telemetry import Metric, Telemetry
 
+ApiOfFile = Callable[[str], str | None]
+"""A file, named from the root of the repository or of its library on → the API it serves, one of a bounded number; None: it serves none."""
+
+HELD_S_MIN: Final = 0.05
+"""What is shorter is no news."""
+FRAMES_MAX: Final = 8
+NO_API: Final = "none"
+"""The label of what serves no API, or none that shows: flushes, timers, HTTP, the rest."""
+_OUTSIDE: Final = re.compile(r".*/(?:site-packages|python\d[.\d]*)/")
 BEAT_S: Final = 0.1
 LATE_S: Final = HELD_S_MIN
 WARN_ABOVE_S: Final = 0.1
@@ -34,7 +47,6 @@ LOOK_AGAIN_S: Final = 0.1
 WORSE: Final = 1.25
 """Within SAID_EVERY_S of a line, another follows only if the loop was held this many times as long."""
 END_WITHIN_S: Final = 5.0
-
 HELD: Final = Metric(
     "forebay_event_loop_held_seconds",
     "Turns of the event loop that took long, by what they were for: all above 150 ms, some from 50 ms on, without waits for a processor",
@@ -43,6 +55,67 @@ HELD: Final = Metric(
 )
 
 log = structlog.get_logger("loop")
+
+
+class LoopReading(NamedTuple):
+    """The state of the loop's thread at one time: CPU it has used, and how long it was ready to run and had no processor."""
+
+    at_s: float
+    cpu_s: float
+    waited_s: float
+    gc_s: float
+    """Counted for the whole process: a collection in any thread keeps all others from running Python."""
+
+
+class Held(NamedTuple):
+    """`held_s` is what counts; the others say how it came about. All of them are of the time from when the beat was due until it came,
+    but for those of CPU, which begin with the beat before."""
+
+    held_s: float
+    late_s: float
+    cpu_s: float
+    waited_s: float
+    gc_s: float
+
+
+def judge(before: LoopReading, after: LoopReading, *, due_s: float, unseen_s: float) -> Held | None:
+    """`before` was read at the last beat, `after` at the one that was due at `due_s`; for `unseen_s` of the time between nobody else in the
+    process could run either. None if the loop was held for less than HELD_S_MIN.
+    """
+    late_s = after.at_s - due_s
+    cpu_s, waited_s, gc_s = after.cpu_s - before.cpu_s, after.waited_s - before.waited_s, after.gc_s - before.gc_s
+    own_s = late_s - waited_s
+    blocked_s = max(0.0, own_s - cpu_s - unseen_s)
+    held_s = min(own_s, max(cpu_s + blocked_s, gc_s))
+    return Held(held_s, late_s, cpu_s, waited_s, gc_s) if held_s >= HELD_S_MIN else None
+
+
+_ROOT: Final = Path(__file__).parents[1].as_posix() + "/"
+
+
+class SampledStack(NamedTuple):
+    api: str
+    stack: tuple[str, ...]
+    """Innermost first: file:line function."""
+
+
+NOTHING_SEEN: Final = SampledStack(NO_API, ())
+
+
+def seen(frame: FrameType | None, api_of_file: ApiOfFile) -> SampledStack:
+    """The API of the innermost frame that has one, and the FRAMES_MAX innermost frames. Keeps no frame.
+
+    The thread goes on meanwhile: on a busy machine CPython 3.11 has given something else as the frame behind one that had ended.
+    """
+    api: str | None = None
+    stack: list[str] = []
+    while isinstance(frame, FrameType):
+        name = _shown(frame.f_code.co_filename)
+        if len(stack) < FRAMES_MAX:
+            stack.append(f"{name}:{frame.f_lineno} {frame.f_code.co_name}")
+        api = api or api_of_file(name)
+        frame = frame.f_back
+    return SampledStack(api or NO_API, tuple(stack))
 
 
 class Usage(NamedTuple):
@@ -189,3 +262,8 @@ def own_usage() -> Iterator[Callable[[], Usage]]:
         yield usage
     finally:
         os.close(descriptor)
+
+
+def _shown(filename: str) -> str:
+    """From the root of the package or of the library on."""
+    return _OUTSIDE.sub("", filename.removeprefix(_ROOT))

@@ -1,1 +1,0 @@
-"""What holds the event loop: noticed, timed, named."""
