@@ -11,11 +11,9 @@ import structlog
 
 from broker.addresses import IN_PLACE, Addresses, ClientAddress, ConnectionPlaces
 from broker.admission import STALLED, Admission
-from broker.connection import NO_MEMORY, Connection
+from broker.connection import HTTP, NO_MEMORY, TLS, Connection, Requests
 from broker.leaving import Leaving
 from broker.protocol.errors import OtherProtocol, ProtocolViolation
-from broker.protocol.framing import HTTP, TLS
-from broker.requests import Requests
 from broker.responses import UNREAD, Responses
 from process.accepting import Acceptor
 from runtime.clock import Clock

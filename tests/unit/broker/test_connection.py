@@ -15,6 +15,7 @@ from broker.connection import (
     GATHERED_BYTES_MAX,
     NO_MEMORY,
     OWN_BUFFER_FROM_BYTES,
+    PREFIX_BYTES,
     PROVEN_BYTES_MAX,
     TOGETHER_BYTES_MAX,
     UNANSWERED_BYTES_MAX,
@@ -23,7 +24,6 @@ from broker.connection import (
 from broker.dispatch import Unanswerable
 from broker.half_sent import BEHIND_LOOKS_MIN, Sender
 from broker.protocol.errors import ProtocolViolation
-from broker.protocol.framing import PREFIX_BYTES
 from runtime.frames import FRAME_OVERHEAD_BYTES, Frame
 from runtime.telemetry import Telemetry
 from storage.limits import FRAME_BYTES_MAX, KIB, MIB
