@@ -8,8 +8,8 @@ Requests are frames of the broker's budget (broker.admission), which counts them
 for a client that left is memory all the same. Replies count in another (broker.responses) until the client has taken them. Both know how
 much of it is its address's (broker.addresses).
 
-`frame_length` and `ReplyOrder` are pure: they judge a length before anything is allocated, and number requests so that replies leave in order.
-`Requests` is the port to what answers (broker/dispatch.py).
+`frame_length` and `ReplyOrder` are pure: one judges a length before anything is allocated, the other numbers requests, so that replies
+leave in order. `Requests` is the port to what answers (broker/dispatch.py).
 """
 
 import asyncio

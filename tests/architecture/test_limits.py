@@ -77,7 +77,7 @@ ELSEWHERE: Final = {
     "storage/verify/reading.py VerifyLimits.slices_kept_max": "headers that are not read again",
     # How a thing is done: whoever asks gets the same answer, in the same memory.
     "broker/groups/coordinator.py GROUP_CHARS_SAID_MAX": "of a group's name in a line; docs/limits.md has the bound of all fields",
-    "broker/half_sent.py RANKED_MAX": "senders to evict that one look finds: the next finds the others",
+    "broker/admission.py RANKED_MAX": "senders to evict that one look finds: the next finds the others",
     "broker/groups/loaded.py EXPIRED_TOGETHER_MAX": "what is left of a group goes with the next turn of the sweep",
     "broker/coordination/neighbours.py ADDRESSES_MAX": "of a broker's own advertised name",
     "broker/groups/offsets.py LOAD_ATTEMPTS_MAX": "two coordinators of one group for a moment",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.admission import LAST_READ_BYTES, READ_PER_TURN_BYTES, READERS_PER_TURN, Admission
+from broker.admission import BEHIND_LOOKS_MIN, LAST_READ_BYTES, READ_PER_TURN_BYTES, READERS_PER_TURN, Admission, Sender
 from broker.connection import (
     ARENA_BYTES,
     FRAME_GROWTH,
@@ -22,7 +22,6 @@ from broker.connection import (
     UNANSWERED_REQUESTS_MAX,
 )
 from broker.dispatch import Unanswerable
-from broker.half_sent import BEHIND_LOOKS_MIN, Sender
 from broker.protocol.errors import ProtocolViolation
 from runtime.frames import FRAME_OVERHEAD_BYTES, Frame
 from runtime.telemetry import Telemetry
