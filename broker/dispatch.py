@@ -1,9 +1,12 @@
-"""Requests to handlers: decode, bound by a deadline, count, encode; and what happens when a handler fails in an unforeseen way."""
+"""Requests to handlers: decode, bound by a deadline, count, encode; and what happens when a handler fails in an unforeseen way.
+
+`SlowRequests` logs which requests take long, by the slowest of each ten seconds.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 import structlog
 from kio.schema.errors import ErrorCode
@@ -27,9 +30,9 @@ from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRe
 from broker.protocol.repeated_list_offsets import RepeatedRequest
 from broker.protocol.request import Request
 from broker.responses import LARGE_REPLY_BYTES, HasReplies, Responses
-from broker.slow_requests import Slow, SlowRequests
 from runtime.clock import Clock
 from runtime.deadlines import within
+from runtime.logs import Cancellable, Rarely
 from runtime.telemetry import Children, Metric, Telemetry
 from runtime.turns import in_turns
 from storage.catalog.brokers import Role
@@ -54,7 +57,6 @@ LONG_REQUEST_BYTES: Final = 4 * KIB
 """Larger requests other than Produce and Fetch are decoded one at a time, one step per turn of the event loop."""
 LARGE_ANSWERS_MAX: Final = 4
 """How many are made and written at a time: each takes a step per turn of the event loop, and 10,000 partitions hold 3 MiB until written."""
-
 LONG_REPLY_BYTES: Final = 16 * KIB
 """The values of larger requests are searched and released in steps."""
 
@@ -62,10 +64,47 @@ _API_VERSIONS: Final = 18
 
 LEAVING: Final = "this broker is shutting down: look for the leader again"
 
-
 log = structlog.get_logger("dispatch")
+_slow_log = structlog.get_logger("requests")
 
 Done = Callable[[Sequence[Buffer] | None], None]
+
+
+class Slow(NamedTuple):
+    """A request that took long. Long polls have their own time on top of `slow_request_s`."""
+
+    seconds: float
+    api: str
+    error: str
+    client_host: str
+    client_id: str | None
+
+
+class SlowRequests:
+    """Remembers one request: nothing grows with how many are slow."""
+
+    def __init__(self, *, later: Callable[[float, Callable[[], None]], Cancellable]) -> None:
+        """`later` is `call_later` of the loop."""
+        self._rarely = Rarely(self._say, later=later)
+        self._slowest: Slow | None = None
+
+    def note(self, slow: Slow) -> None:
+        if self._slowest is None or slow.seconds > self._slowest.seconds:
+            self._slowest = slow
+        self._rarely.happened()
+
+    def _say(self, count: int) -> None:
+        slowest, self._slowest = self._slowest, None
+        assert slowest is not None, "said without one that was noted"
+        _slow_log.warning(
+            "slow_requests",
+            count=count,
+            slowest_s=round(slowest.seconds, 3),
+            api=slowest.api,
+            error=slowest.error,
+            client_host=slowest.client_host,
+            client_id=slowest.client_id,
+        )
 
 
 class Unanswerable(Exception):
