@@ -13,13 +13,10 @@ from kio.schema.errors import ErrorCode
 from prometheus_client import Counter, Histogram
 
 from broker.handlers.log.fetch import Fetch
-from broker.handlers.log.produce import NOTHING_UNREAD, Produce
+from broker.handlers.log.produce import NOTHING_UNREAD, BatchRoom, Produce, WideProduce, read_wide, refuse_all, write_wide
 from broker.handlers.log.repeated_list_offsets import RepeatedListOffsets, replied
-from broker.handlers.log.wide_produce import WideProduce, read_wide, refuse_all, write_wide
 from broker.handlers.table import HANDLERS
-from broker.handling.batch_room import BatchRoom
-from broker.handling.context import BrokerParts, Context
-from broker.handling.large_answers import LargeAnswer
+from broker.handling.context import BrokerParts, Context, LargeAnswer
 from broker.leaving import Leaving
 from broker.protocol import codec, fetch, produce, support
 from broker.protocol.errors import ProtocolViolation

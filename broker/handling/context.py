@@ -1,12 +1,12 @@
-"""What a handler is given beside its request: the asker, and the narrow parts of the broker it may use."""
+"""What a handler is given beside its request: the asker, the narrow parts of the broker it may use, and a place for a large answer."""
 
+import asyncio
 from dataclasses import dataclass
 
 import msgspec
 
 from broker.groups.coordinator import Coordinator
 from broker.handling.administration import Administration, By
-from broker.handling.large_answers import LargeAnswer, only_one
 from broker.leadership import Leadership
 from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.roles import OwnRoles
@@ -19,6 +19,37 @@ from storage.log.fresh_reads import Bounds
 from storage.log.page_store import ActiveProducers
 from storage.log.time_search import Timestamps
 from storage.log.trim import Trims
+
+
+class LargeAnswer:
+    """The place of one request among the few whose answers take more than a turn of the event loop. Others wait, and hold nothing.
+
+    Whoever finds its answer to be large takes it, when all that the answer is made of has been read: with the place, nothing is waited for
+    but turns of the loop.
+    """
+
+    __slots__ = ("_is_taken", "_places")
+
+    def __init__(self, places: asyncio.Semaphore) -> None:
+        self._places = places
+        self._is_taken = False
+
+    async def take(self) -> None:
+        """Wait for the place, in the order of asking; at once if it is taken already. Cancelled: it is not taken."""
+        if not self._is_taken:
+            await self._places.acquire()
+            self._is_taken = True
+
+    def give_back(self) -> None:
+        """When the answer has been written, or will not be."""
+        if self._is_taken:
+            self._is_taken = False
+            self._places.release()
+
+
+def only_one() -> LargeAnswer:
+    """The large answer of a request that shares with no other."""
+    return LargeAnswer(asyncio.Semaphore())
 
 
 @dataclass(frozen=True, slots=True)

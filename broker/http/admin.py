@@ -11,8 +11,7 @@ from kio.schema.errors import ErrorCode
 
 from broker.groups.errors import GroupError
 from broker.handlers.table import HANDLERS
-from broker.handling.context import Context
-from broker.handling.large_answers import LargeAnswer
+from broker.handling.context import Context, LargeAnswer
 from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
 from broker.http.errors import HttpError, invalid, text_of, type_of
 from broker.http.guard import Asked, HttpLimits

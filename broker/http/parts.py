@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from broker.addresses import ClientAddress
 from broker.admission import Admission
 from broker.handlers.log.fetch import Fetch
-from broker.handlers.log.wide_produce import WideProduce
+from broker.handlers.log.produce import WideProduce
 from broker.handling.context import BrokerParts
 from broker.leaving import Leaving
 from broker.responses import Responses

@@ -14,7 +14,7 @@ from aiohttp import web
 from kio.schema.errors import ErrorCode
 from msgspec import UNSET, UnsetType
 
-from broker.handlers.log.wide_produce import BegunProduce
+from broker.handlers.log.produce import BegunProduce
 from broker.handling.administration import By
 from broker.handling.auto_creation import create_missing
 from broker.handling.errors import error_code_of

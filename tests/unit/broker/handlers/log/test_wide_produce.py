@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.handlers.log.wide_produce import WideProduce, read_wide, write_wide
-from broker.handling.batch_room import BatchRoom
+from broker.handlers.log.produce import BatchRoom, WideProduce, read_wide, write_wide
 from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.produce import (
