@@ -8,7 +8,7 @@ from broker.protocol import support
 _CODEC: Final = re.compile(r"<(?:decoder|encoder) of (\w+)(?:Request|Response) \d+>")
 _NAMES: Final = {api.name for api in support.APIS}
 _API_OF_FILE: Final = {f"broker/handlers/{api.module.replace('.', '/')}.py": api.name for api in support.APIS} | {
-    "broker/handling/record_checks.py": "Produce",
+    "broker/handling/validation.py": "Produce",
     "broker/protocol/produce.py": "Produce",
     "broker/protocol/fetch.py": "Fetch",
     "broker/fetching/gathering.py": "Fetch",

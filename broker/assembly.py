@@ -28,7 +28,7 @@ from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import Produce
 from broker.handling.administration import Administration
 from broker.handling.context import BrokerParts, TopicDefaults
-from broker.handling.recompression import THREADS, Recompression
+from broker.handling.validation import THREADS, Recompression
 from broker.http.parts import HttpParts
 from broker.leadership import Leadership, leadership_of
 from broker.leaving import Leaving

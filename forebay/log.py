@@ -26,7 +26,7 @@ import structlog
 
 from broker.fetching.gathering import needs_refresh
 from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
-from broker.handling.record_checks import Refused, TopicRules, check, check_records, rules_of
+from broker.handling.validation import Refused, TopicRules, check, check_records, rules_of
 from broker.registration import RegisteredLife
 from compactor.assembly import open_compactor, policy_of
 from compactor.plan import CompactionPolicy

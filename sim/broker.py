@@ -17,7 +17,7 @@ from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import Produce
 from broker.handling.administration import Administration
 from broker.handling.context import BrokerParts, Context, TopicDefaults
-from broker.handling.recompression import Recompression
+from broker.handling.validation import Recompression
 from broker.leadership import leadership_of
 from broker.registration import RegisteredLife
 from broker.responses import Responses

@@ -20,8 +20,7 @@ from weakref import WeakSet
 from kio.schema.errors import ErrorCode
 
 from broker.handling.errors import error_code_of
-from broker.handling.recompression import AtOnce, Recompression, Share, Work
-from broker.handling.record_checks import Refused, TopicRules, check, is_ahead, needs_times, rules_of
+from broker.handling.validation import AtOnce, Recompression, Refused, Share, TopicRules, Work, check, is_ahead, needs_times, rules_of
 from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.protocol.produce import (
     PARTITIONS_PER_STEP,

@@ -9,7 +9,7 @@ from broker.protocol import support
     [
         ("broker/handlers/topics/metadata.py", "Metadata"),
         ("broker/handlers/configs/incremental_alter_configs.py", "IncrementalAlterConfigs"),
-        ("broker/handling/record_checks.py", "Produce"),
+        ("broker/handling/validation.py", "Produce"),
         ("<decoder of DescribeConfigsRequest 4>", "DescribeConfigs"),
         ("<encoder of MetadataResponse 13>", "Metadata"),
         ("<decoder of NoSuchThingRequest 4>", None),

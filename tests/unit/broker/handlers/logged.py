@@ -10,7 +10,7 @@ from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.fetching.waiters import Waiters
 from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import NOTHING_UNREAD, Produce
-from broker.handling.recompression import Recompression
+from broker.handling.validation import Recompression
 from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.protocol.fetch import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
