@@ -18,7 +18,6 @@ from broker.audit import open_audit_log
 from broker.coordination.neighbours import Neighbours
 from broker.coordination.slots import Slots
 from broker.dispatch import Dispatch
-from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.fetching.preferred_replicas import PreferredReplicas
 from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
 from broker.groups.coordinator import Coordinator
@@ -32,6 +31,7 @@ from broker.handling.validation import THREADS, Recompression
 from broker.http.parts import HttpParts
 from broker.leadership import Leadership, leadership_of
 from broker.leaving import Leaving
+from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.registration import RegisteredLife
 from broker.responses import Responses
 from broker.roles import OwnRoles

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
 from kio.schema.errors import ErrorCode
 
-from broker.fetching.limits import FetchLimits
 from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
 from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import Produce
@@ -19,6 +18,7 @@ from broker.handling.administration import Administration
 from broker.handling.context import BrokerParts, Context, TopicDefaults
 from broker.handling.validation import Recompression
 from broker.leadership import leadership_of
+from broker.limits import FetchLimits
 from broker.registration import RegisteredLife
 from broker.responses import Responses
 from broker.roles import OwnRoles

@@ -14,7 +14,7 @@ A control record that was not read in time is an error that clients repeat, neve
 import asyncio
 from collections.abc import Callable, Generator, Sequence
 
-from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
+from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from storage.errors import StorageError, without_frames
 from storage.formats.control import Control
 from storage.log.fresh_reads import ControlReads, failure_of

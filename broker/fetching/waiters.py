@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Generator, Sequence
 from typing import Final, Self
 
-from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
+from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from runtime.clock import Clock
 from storage.log.fresh_reads import ControlReads
 from storage.log.partition import PartitionLog, Partitions

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from broker.coordination.rendezvous import slot_of
-from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
+from broker.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from runtime.supervision import Nursery
 from runtime.turns import Turns
 from storage.metadata import keys

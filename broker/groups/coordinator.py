@@ -12,7 +12,6 @@ from broker.coordination.slots import Claim, Slots, slots_by_shard
 from broker.groups.by_shard import ByShard
 from broker.groups.errors import GroupError
 from broker.groups.events import Heartbeat, HeartbeatAnswer, Join, JoinAnswer, Leave, LeaveAnswer, Sync, SyncAnswer
-from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from broker.groups.loaded import Closed, CommitOffsets, ConfirmOwnership, DeleteGroup, DeleteOffsets, LoadedGroup
 from broker.groups.memory import GroupMemory, brought_bytes
 from broker.groups.metrics import GroupMetrics
@@ -20,6 +19,7 @@ from broker.groups.offsets import StoredGroup
 from broker.groups.settings import GroupSettings
 from broker.groups.stored_groups import read_heads
 from broker.groups.sweep import Sweep
+from broker.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.logs import Rarely

@@ -15,7 +15,6 @@ from broker.coordination.owned_record import OwnedRecord, Refusals, WriteFirst
 from broker.groups.committed import Committed
 from broker.groups.errors import GroupError
 from broker.groups.events import Effect, Event, Heartbeat, Reply, Save, Tick
-from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from broker.groups.members import Group, GroupState
 from broker.groups.memory import GROUP_BYTES, GroupMemory, growth_bytes, member_bytes
 from broker.groups.metrics import GroupMetrics
@@ -23,6 +22,7 @@ from broker.groups.offsets import StoredGroup
 from broker.groups.retention import Forgettable, Names, find_forgettable
 from broker.groups.settings import GroupSettings
 from broker.groups.state import step, touch
+from broker.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from storage.errors import StorageError

@@ -23,10 +23,10 @@ from typing import Final, NamedTuple, Self, TypeVar
 import msgspec
 
 from broker.groups.committed import NOTHING, Committed
-from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from broker.groups.members import Group
 from broker.groups.memory import Loading, offset_bytes
 from broker.groups.records import group_of, record_of
+from broker.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from runtime.clock import Clock
 from storage.catalog.groups import (
     PLAIN_BYTES_MAX,

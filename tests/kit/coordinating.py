@@ -9,10 +9,10 @@ from broker.coordination.slots import Slots
 from broker.groups.committed import Committed
 from broker.groups.coordinator import Coordinator
 from broker.groups.events import Join, JoinAnswer, Sync
-from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from broker.groups.loaded import CommitOffsets
 from broker.groups.members import Protocol
 from broker.groups.settings import GroupSettings
+from broker.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry

@@ -7,8 +7,8 @@ import pytest
 
 from broker.coordination.rendezvous import slot_of
 from broker.groups.errors import GroupError
-from broker.groups.limits import GroupLimits
 from broker.groups.loaded import Closed
+from broker.limits import GroupLimits
 from storage.metadata import keys
 from storage.metadata.port import Delete
 from tests.kit.coordinating import Node, stable, world

@@ -14,12 +14,11 @@ from kio.serial import entity_reader, entity_writer
 
 from broker.coordination.slots import Slots
 from broker.groups.coordinator import Coordinator
-from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from broker.groups.state import GroupSettings
 from broker.handling.administration import Administration
 from broker.handling.context import BrokerParts, Context, TopicDefaults
 from broker.leadership import Leadership, SelfLeadership
-from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
+from broker.limits import DEFAULT_BROKER_LIMITS, DEFAULT_GROUP_LIMITS, BrokerLimits, GroupLimits
 from broker.protocol import codec
 from broker.protocol.request import Request
 from broker.roles import OwnRoles

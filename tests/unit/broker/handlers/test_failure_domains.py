@@ -11,9 +11,9 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.fetching import gathering
-from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.handlers.log.fetch import Fetch
 from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
+from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.protocol.fetch import FetchedPartition
 from runtime.clock import SystemClock
 from storage.catalog.topics import Topic

@@ -2,8 +2,8 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.groups.errors import GroupError
-from broker.groups.limits import GroupLimits
 from broker.handlers.groups import sync_group
+from broker.limits import GroupLimits
 from tests.unit.broker.handlers.asking import cluster, error_of
 from tests.unit.broker.handlers.grouped import join, request_of, sync
 
