@@ -11,7 +11,7 @@ _API_OF_FILE: Final = {f"broker/handlers/{api.module.replace('.', '/')}.py": api
     "broker/handling/validation.py": "Produce",
     "broker/protocol/produce.py": "Produce",
     "broker/protocol/fetch.py": "Fetch",
-    "broker/fetching/gathering.py": "Fetch",
+    "broker/delayed_fetch.py": "Fetch",
 }
 
 

@@ -17,9 +17,9 @@ from broker.admission import Admission
 from broker.audit import open_audit_log
 from broker.coordination.neighbours import Neighbours
 from broker.coordination.slots import Slots
+from broker.delayed_fetch import TRUSTED_POLL_S, Waiters
 from broker.dispatch import Dispatch
 from broker.fetching.preferred_replicas import PreferredReplicas
-from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
 from broker.groups.coordinator import Coordinator
 from broker.groups.lag import LagSampler
 from broker.groups.settings import group_settings

@@ -24,8 +24,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import structlog
 
-from broker.fetching.gathering import needs_refresh
-from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
+from broker.delayed_fetch import TRUSTED_POLL_S, Waiters, needs_refresh
 from broker.handling.validation import Refused, TopicRules, check, check_records, rules_of
 from broker.registration import RegisteredLife
 from compactor.assembly import open_compactor, policy_of

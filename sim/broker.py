@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
 from kio.schema.errors import ErrorCode
 
-from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
+from broker.delayed_fetch import TRUSTED_POLL_S, Waiters
 from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import Produce
 from broker.handling.administration import Administration

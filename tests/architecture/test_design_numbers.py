@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 
 from broker.coordination.rendezvous import COORDINATOR_SLOTS
-from broker.fetching.waiters import TRUSTED_POLL_S
+from broker.delayed_fetch import TRUSTED_POLL_S
 from broker.limits import DEFAULT_FETCH_LIMITS
 from compactor.limits import DEFAULT_LIMITS as COMPACTOR_LIMITS
 from compactor.tidy_plan import TidyPolicy

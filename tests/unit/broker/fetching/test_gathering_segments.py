@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.fetching.gathering import Gathering, Wanted
+from broker.delayed_fetch import Gathering, Wanted
 from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from storage.errors import Corrupt
 from storage.formats.segment import segment_key

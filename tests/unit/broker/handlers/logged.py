@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.fetching.waiters import Waiters
+from broker.delayed_fetch import Waiters
 from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import NOTHING_UNREAD, Produce
 from broker.handling.validation import Recompression
