@@ -12,12 +12,12 @@ import structlog
 from kio.schema.errors import ErrorCode
 from prometheus_client import Counter, Histogram
 
+from broker.cluster.registration import Leaving
 from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import NOTHING_UNREAD, BatchRoom, Produce, WideProduce, read_wide, refuse_all, write_wide
 from broker.handlers.log.repeated_list_offsets import RepeatedListOffsets, replied
 from broker.handlers.table import HANDLERS
 from broker.handling.context import BrokerParts, Context, LargeAnswer
-from broker.leaving import Leaving
 from broker.protocol import codec, fetch, produce, support
 from broker.protocol.errors import ProtocolViolation
 from broker.protocol.first_error import first_error_in_steps, first_error_of

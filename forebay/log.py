@@ -24,9 +24,9 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import structlog
 
+from broker.cluster.registration import RegisteredLife
 from broker.delayed_fetch import TRUSTED_POLL_S, Waiters, needs_refresh
 from broker.handling.validation import Refused, TopicRules, check, check_records, rules_of
-from broker.registration import RegisteredLife
 from compactor.assembly import open_compactor, policy_of
 from compactor.plan import CompactionPolicy
 from forebay.commands.debug.opening import check_there

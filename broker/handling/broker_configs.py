@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from broker.groups.settings import GroupSettings
+from broker.groups.state import GroupSettings
 from broker.handling.config_sources import DEFAULT, STATIC_BROKER
 from storage.catalog.brokers import BrokerRecord, Role
 from storage.catalog.topic_configs import TOPIC_CONFIGS, ConfigType

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from broker.cluster.leadership import Leadership
+from broker.cluster.roles import OwnRoles
 from broker.groups.coordinator import Coordinator
 from broker.handling.administration import Administration, By
-from broker.leadership import Leadership
 from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
-from broker.roles import OwnRoles
 from runtime.clock import Clock
 from storage.catalog.brokers import BrokerDirectory
 from storage.catalog.confirmed_topics import ConfirmedTopics

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 from kio.schema.errors import ErrorCode
 
-from broker.groups.errors import GroupError
+from broker.groups.state import GroupError
 from broker.handlers.table import HANDLERS
 from broker.handling.context import Context, LargeAnswer
 from broker.handling.partition_bounds import Located, TopicPartition, read_bounds

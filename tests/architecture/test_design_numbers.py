@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from broker.coordination.rendezvous import COORDINATOR_SLOTS
+from broker.cluster.leadership import COORDINATOR_SLOTS
 from broker.delayed_fetch import TRUSTED_POLL_S
 from broker.limits import DEFAULT_FETCH_LIMITS
 from compactor.limits import DEFAULT_LIMITS as COMPACTOR_LIMITS

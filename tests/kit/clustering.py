@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from broker.assembly import Broker, open_broker
-from broker.leadership import Leadership
+from broker.cluster.leadership import Leadership
 from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from process.settings.listeners import HttpAddress, Listener
 from process.settings.model import Settings

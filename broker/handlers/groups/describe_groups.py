@@ -11,9 +11,8 @@ from kio.schema.describe_groups.v6.response import DescribedGroup, DescribedGrou
 from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId
 
-from broker.groups.errors import GroupError
-from broker.groups.loaded import Closed, LoadedGroup
-from broker.groups.members import Group, GroupState, Member
+from broker.groups.group import Closed, LoadedGroup
+from broker.groups.state import Group, GroupError, GroupState, Member
 from broker.handling.context import Context
 from broker.handling.kio_types import as_i32
 from broker.handling.operations import GROUP_OPERATIONS, OPERATIONS_NOT_ASKED_FOR

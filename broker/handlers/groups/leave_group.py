@@ -8,9 +8,8 @@ from kio.schema.leave_group.v2 import LeaveGroupRequest as LeaveGroupRequestOfOn
 from kio.schema.leave_group.v5 import LeaveGroupRequest, LeaveGroupResponse
 from kio.schema.leave_group.v5.response import MemberResponse
 
-from broker.groups.errors import GroupError
-from broker.groups.events import Leave
-from broker.groups.loaded import Closed
+from broker.groups.group import Closed
+from broker.groups.state import GroupError, Leave
 from broker.handling.context import Context
 from broker.protocol.codec import as_field
 from broker.protocol.request import Request

@@ -1,6 +1,6 @@
 """ElectLeaders (API key 43), v0-v2.
 
-Leaders are advice that Metadata gives (broker/leadership.py); there is no election to hold. Each partition that is named is
+Leaders are advice that Metadata gives (broker/cluster/leadership.py); there is no election to hold. Each partition that is named is
 ELECTION_NOT_NEEDED, or UNKNOWN_TOPIC_OR_PARTITION; null asks for all of them, of which none needs one, so the answer is empty, as Kafka's.
 An election type (v1+) other than preferred (0) and unclean (1) is INVALID_REQUEST.
 """

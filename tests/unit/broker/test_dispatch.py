@@ -14,6 +14,7 @@ from kio.serial import entity_reader
 from structlog.testing import capture_logs
 
 from broker.addresses import Addresses
+from broker.cluster.registration import THROTTLE_MS, Leaving
 from broker.dispatch import (
     LARGE_ANSWERS_MAX,
     LARGE_REQUEST_BYTES,
@@ -29,7 +30,6 @@ from broker.handlers.table import HANDLERS
 from broker.handlers.topics import metadata as metadata_module
 from broker.handlers.topics.metadata import PLACED_AT_ONCE
 from broker.handling.context import Context
-from broker.leaving import THROTTLE_MS, Leaving
 from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.protocol import codec
 from broker.protocol import produce as produce_wire

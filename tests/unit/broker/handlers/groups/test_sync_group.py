@@ -1,7 +1,7 @@
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.groups.errors import GroupError
+from broker.groups.state import GroupError
 from broker.handlers.groups import sync_group
 from broker.limits import GroupLimits
 from tests.unit.broker.handlers.asking import cluster, error_of

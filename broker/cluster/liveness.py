@@ -17,8 +17,8 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
-from broker.coordination.rendezvous import COORDINATOR_SLOTS
-from broker.coordination.slots import CLAIMS_PREFIX
+from broker.cluster.leadership import COORDINATOR_SLOTS
+from broker.cluster.ownership import CLAIMS_PREFIX
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from storage.catalog.brokers import SESSION_TIMEOUT_MS, BrokerDirectory, BrokerRecord, Endpoint

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
-from broker.coordination.rendezvous import COORDINATOR_SLOTS, Candidate, slot_of, winner_of
+from broker.cluster.leadership import COORDINATOR_SLOTS, Candidate, slot_of, winner_of
 from runtime.turns import Turns
 from storage.catalog.brokers import BrokerDirectory, BrokerRecord, Role, able
 from storage.catalog.groups import ClaimRecord, decode_claim

@@ -1,4 +1,4 @@
-"""What a group has committed, and its record: the writes of one coordinator, none of which can follow the writes of its successor.
+"""Groups as they are stored: what one has committed, its record, and the groups of a slot as they are found.
 
 Whoever takes a group over raises the version of its record, and then that of each offset that is there. From then on no write of the
 coordinator before it applies to any of them, whenever it arrives: every put carries the version it replaces. The first commit of a
@@ -10,38 +10,43 @@ only if that one applied, too. What arrives late then is a place, which shows no
 
 Whoever takes a group over deletes the places that it finds.
 
-One call at a time. `Fenced` says that another coordinator has the group; after any other error the group has to be loaded again: what
-became of the write is then read, not guessed. A cancelled write may still land.
+A group is kept as its generation and its members. Heartbeats and requests that wait are in memory only. Groups of some slots are read shard
+by shard: one that is silent holds up its own groups and no others.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Final, NamedTuple, Self, TypeVar
 
 import msgspec
+import structlog
 
-from broker.groups.committed import NOTHING, Committed
-from broker.groups.members import Group
+from broker.cluster.leadership import slot_of
 from broker.groups.memory import Loading, offset_bytes
-from broker.groups.records import group_of, record_of
+from broker.groups.state import NOTHING, Committed, Group, GroupState, Member, Protocol
 from broker.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from runtime.clock import Clock
 from storage.catalog.groups import (
     PLAIN_BYTES_MAX,
+    GroupHead,
     GroupRecord,
+    MemberRecord,
     OffsetRecord,
     TopicsRecord,
     decode_group,
+    decode_head,
     decode_offset,
     decode_topics,
     encode_group,
     topics_key,
 )
 from storage.catalog.records import encode
-from storage.errors import Fenced, OutcomeUnknown, StorageError, Unavailable
+from storage.errors import Corrupt, Fenced, IncompatibleFormat, OutcomeUnknown, StorageError, Unavailable
 from storage.limits import METADATA_VALUE_BYTES_MAX, WRITE_REQUEST_BYTES_MAX
+from storage.metadata import keys
 from storage.metadata.keys import GroupKeys
 from storage.metadata.port import ABSENT, Applied, Delete, Key, MetadataStore, NotApplied, OpResult, Put, Record, Status, WriteOp
 from storage.vocabulary import PartitionId, TopicId
@@ -62,6 +67,77 @@ PUT_AT_ONCE: Final = 250
 
 N = TypeVar("N", PartitionId, int)
 
+_RECORDS_PER_SIGN: Final = 256
+
+log = structlog.get_logger("groups")
+
+
+def record_of(group: Group, *, owner: int, topics: tuple[str, ...], topic_pages: int, has_expiries: bool) -> GroupRecord:
+    return GroupRecord(
+        group=group.group_id,
+        owner=owner,
+        state=group.state.value,
+        protocol_type=group.protocol_type,
+        generation=group.generation,
+        protocol=group.protocol,
+        leader=group.leader,
+        topics=topics,
+        topic_pages=topic_pages,
+        empty_since_ms=group.empty_since_ms,
+        has_expiries=has_expiries,
+        members=tuple(
+            MemberRecord(
+                member_id=member.member_id,
+                instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                session_timeout_ms=round(member.session_timeout_s * 1_000),
+                rebalance_timeout_ms=round(member.rebalance_timeout_s * 1_000),
+                protocols=member.protocols,
+                assignment=member.assignment,
+            )
+            for member in group.members.values()
+        ),
+    )
+
+
+def group_of(record: GroupRecord, *, now_s: float, now_ms: int) -> Group:
+    """As its next coordinator goes on with it: every member has a whole session timeout, and who was to join or sync as long as ever.
+
+    A group that had members and is kept without them has been empty since now. Raises `Corrupt` of a state that there is not.
+    """
+    try:
+        state = GroupState(record.state)
+    except ValueError as error:
+        raise Corrupt(f"unknown state of a group: group={record.group!r} state={record.state!r}") from error
+    members = {
+        one.member_id: Member(
+            member_id=one.member_id,
+            instance_id=one.instance_id,
+            client_id=one.client_id,
+            client_host=one.client_host,
+            session_timeout_s=one.session_timeout_ms / 1_000,
+            rebalance_timeout_s=one.rebalance_timeout_ms / 1_000,
+            protocols=tuple(Protocol(*protocol) for protocol in one.protocols),
+            assignment=one.assignment,
+            expires_s=now_s + one.session_timeout_ms / 1_000,
+        )
+        for one in record.members
+    }
+    group = Group(group_id=record.group, protocol_type=record.protocol_type, generation=record.generation)
+    if not members:
+        return replace(group, empty_since_ms=record.empty_since_ms if state is GroupState.EMPTY else now_ms)
+    due_s = now_s + max(member.rebalance_timeout_s for member in members.values())
+    return replace(
+        group,
+        state=state,
+        protocol=record.protocol,
+        leader=record.leader,
+        members=members,
+        due_s=None if state is GroupState.STABLE else due_s,
+        unsynced=frozenset() if state is GroupState.STABLE else frozenset(members),
+    )
+
 
 class _Stored(NamedTuple):
     committed: Committed
@@ -69,7 +145,11 @@ class _Stored(NamedTuple):
 
 
 class StoredGroup:
-    """`load` makes it."""
+    """What a group has committed, and its record: the writes of one coordinator, none of which can follow the writes of its successor.
+
+    `load` makes it. One call at a time. `Fenced` says that another coordinator has the group; after any other error the group has to be
+    loaded again: what became of the write is then read, not guessed. A cancelled write may still land.
+    """
 
     def __init__(self, metadata: MetadataStore, keys: GroupKeys, *, owner: int, limits: GroupLimits = DEFAULT_GROUP_LIMITS) -> None:
         self._limits = limits
@@ -471,3 +551,60 @@ def _chunks(records: Sequence[Record], *, key_bytes: int, ops_max: int) -> Itera
         size_bytes += record_bytes
     if chunk:
         yield chunk
+
+
+async def read_heads(metadata: MetadataStore, shard_slots: Sequence[int], *, silent_after_s: float) -> list[tuple[GroupHead, int]]:
+    """The groups of these slots, which are of one shard, with the versions of their records; without those that this release cannot read.
+
+    Raises `Unavailable`, after `silent_after_s` without a record at the latest. The scan may take longer than that, but has to go on.
+    """
+    start, end = keys.groups(shard_slots[0])
+    loop = asyncio.get_running_loop()
+    heads: list[tuple[GroupHead, int]] = []
+    scanned = 0
+    try:
+        async with asyncio.timeout(silent_after_s) as patience:
+            async for record in metadata.range_scan(start, end):
+                scanned += 1
+                if scanned % _RECORDS_PER_SIGN == 0:
+                    patience.reschedule(loop.time() + silent_after_s)
+                if slot_of(keys.group_of(record.path)) in shard_slots and (head := _readable_head(record)) is not None:
+                    heads.append((head, record.version))
+    except TimeoutError:
+        raise Unavailable(f"metadata did not answer: op=range_scan groups_of_slot={shard_slots[0]} after_s={silent_after_s}") from None
+    return heads
+
+
+async def read_offsets(
+    metadata: MetadataStore, head: GroupHead, *, offsets_max: int, silent_after_s: float
+) -> dict[PartitionId, int] | None:
+    """The offsets that a group has committed, read without taking it over; None of a group with more than that many, or that this release
+    cannot read. A commit under way may be in it or not. Raises `Unavailable` as `read_heads` does.
+    """
+    group_keys = GroupKeys(head.group, slot_of(head.group))
+    committed: dict[PartitionId, int] = {}
+    try:
+        async with asyncio.timeout(silent_after_s) as patience:
+            named = [TopicId(topic_id) for topic_id in head.topics]
+            for topic_id in dict.fromkeys([*named, *await topics_beside(metadata, group_keys, head.topic_pages)]):
+                for record in await offsets_of(metadata, group_keys, topic_id):
+                    if (found := committed_of(record)) != NOTHING:
+                        committed[partition_of(record.path)] = found.offset
+                if len(committed) > offsets_max:
+                    return None
+                patience.reschedule(asyncio.get_running_loop().time() + silent_after_s)
+    except TimeoutError:
+        raise Unavailable(f"metadata did not answer: op=range_scan offsets_of={head.group!r} after_s={silent_after_s}") from None
+    except (Corrupt, IncompatibleFormat) as error:
+        log.warning("group_not_readable", group=head.group, cause=str(error))
+        return None
+    return committed
+
+
+def _readable_head(record: Record) -> GroupHead | None:
+    """None of a record that this release cannot read: the other groups are not to suffer from that."""
+    try:
+        return decode_head(record)
+    except (Corrupt, IncompatibleFormat) as error:
+        log.warning("group_not_readable", cause=str(error))
+        return None

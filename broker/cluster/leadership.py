@@ -1,19 +1,52 @@
-"""Which broker is named leader of a partition, and which others its replicas (`kafka.leader`). Pure.
+"""Which broker is named for what: by rendezvous hash, and by the strategy for leaders (`kafka.leader`). Pure.
 
-docs/design/coordination.md#leaders-are-advice lists the strategies.
+The broker with the greatest hash of a thing's name and its own id is picked. That needs nothing shared but the list of live brokers, and
+moves only what belonged to a broker that left, or belongs to one that came.
 
-Any broker serves any partition, so a leader is advice: it decides where clients connect to, never what is right.
+docs/design/coordination.md#leaders-are-advice lists the strategies. Any broker serves any partition, so a leader is advice: it decides
+where clients connect to, never what is right.
 """
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from broker.coordination.rendezvous import Candidate, rank_candidates
+import xxhash
+
 from storage.vocabulary import TopicId
+
+COORDINATOR_SLOTS: Final = 64
 
 ZONE_FIELD: Final = "zone="
 CONSUME_FIELD: Final = "role=consume"
+
+
+class Candidate(NamedTuple):
+    """A live broker that the asker can reach. `rack` is its zone."""
+
+    broker_id: int
+    rack: str | None
+
+
+def rank_candidates(key: str, candidates: Collection[Candidate], *, zone: str | None) -> list[Candidate]:
+    """All candidates by rendezvous hash, those of the zone first. A zone without candidates is no zone."""
+    digest = xxhash.xxh3_64_intdigest
+    ranks = [
+        (zone is not None and candidate.rack != zone, -digest(f"{key}|{candidate.broker_id}"), candidate.broker_id, candidate)
+        for candidate in candidates
+    ]
+    return [rank[3] for rank in sorted(ranks)]
+
+
+def slot_of(key: str) -> int:
+    """The slot of a group or transactional id; it never changes."""
+    return xxhash.xxh3_64_intdigest(key) % COORDINATOR_SLOTS
+
+
+def winner_of(slot: int, live: Collection[Candidate]) -> int | None:
+    """The rendezvous winner of a slot of coordinators; None if nobody lives."""
+    ranked = rank_candidates(f"coordinators/{slot:02}", live, zone=None)
+    return ranked[0].broker_id if ranked else None
 
 
 class Asker(NamedTuple):
