@@ -20,8 +20,8 @@ from typing import Final, Protocol, cast
 from broker.addresses import ClientAddress
 from broker.admission import Admission
 from broker.dispatch import Client, Done, Start, Unanswerable
-from broker.protocol.errors import OtherProtocol, ProtocolViolation
-from broker.protocol.lone_produce import LonePrefix
+from broker.protocol.produce import LonePrefix
+from broker.protocol.wire import OtherProtocol, ProtocolViolation
 from broker.responses import Responses
 from process.accepting import unacknowledged_bytes
 from runtime.frames import Frame

@@ -18,14 +18,11 @@ from broker.handlers.log.produce import NOTHING_UNREAD, BatchRoom, Produce, Wide
 from broker.handlers.log.repeated_list_offsets import RepeatedListOffsets, replied
 from broker.handlers.table import HANDLERS
 from broker.handling.context import BrokerParts, Context, LargeAnswer
-from broker.protocol import codec, fetch, produce, support
-from broker.protocol.errors import ProtocolViolation
-from broker.protocol.first_error import first_error_in_steps, first_error_of
-from broker.protocol.letting_go import let_go_in_steps
-from broker.protocol.lone_produce import LonePrefix, LoneProduce
-from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest, ProduceResponse
-from broker.protocol.repeated_list_offsets import RepeatedRequest
-from broker.protocol.request import Request
+from broker.protocol import apis, codec, fetch, produce
+from broker.protocol.codec import first_error_in_steps, first_error_of, let_go_in_steps
+from broker.protocol.list_offsets import RepeatedRequest
+from broker.protocol.produce import LonePrefix, LoneProduce, PartitionRecords, PartitionResult, ProduceRequest, ProduceResponse
+from broker.protocol.wire import ProtocolViolation, Request
 from broker.responses import LARGE_REPLY_BYTES, HasReplies, Responses
 from runtime.clock import Clock
 from runtime.deadlines import within
@@ -188,7 +185,7 @@ class Dispatch:
         self._clock = clock
         requests, seconds = telemetry.counter(REQUESTS), telemetry.histogram(REQUEST_SECONDS)
         size = telemetry.counter(REQUEST_BYTES)
-        names = {api.key: api.name for api in support.APIS}
+        names = {api.key: api.name for api in apis.APIS}
 
         def meter_of(api_key: int) -> ApiMeter:
             name = names[api_key]
@@ -395,7 +392,7 @@ class Dispatch:
 
     async def _handle(self, frame: memoryview, connection: Client) -> tuple[codec.RequestHeader, Sequence[Buffer] | None, int]:
         header = self._read_header(frame, connection)
-        if not support.is_served(header.api_key, header.api_version):
+        if not apis.is_served(header.api_key, header.api_version):
             if header.api_key != _API_VERSIONS:
                 raise ProtocolViolation(f"not served: api_key={header.api_key} api_version={header.api_version}")
             from broker.handlers.cluster.api_versions import unsupported_version
@@ -557,7 +554,7 @@ class Dispatch:
     def _read_produce(self, frame: memoryview, connection: Client) -> tuple[codec.RequestHeader, ProduceRequest | None]:
         """None for a request that names too many partitions to be handled beside others."""
         header = self._read_header(frame, connection)
-        if not support.is_served(header.api_key, header.api_version):
+        if not apis.is_served(header.api_key, header.api_version):
             raise ProtocolViolation(f"not served: api_key={header.api_key} api_version={header.api_version}")
         return header, produce.read_narrow(header.api_version, frame, header.body_position)
 

@@ -13,7 +13,7 @@ from broker.addresses import IN_PLACE, Addresses, ClientAddress, ConnectionPlace
 from broker.admission import STALLED, Admission
 from broker.cluster.registration import Leaving
 from broker.connection import HTTP, NO_MEMORY, TLS, Connection, Requests
-from broker.protocol.errors import OtherProtocol, ProtocolViolation
+from broker.protocol.wire import OtherProtocol, ProtocolViolation
 from broker.responses import UNREAD, Responses
 from process.accepting import Acceptor
 from runtime.clock import Clock

@@ -83,7 +83,7 @@ FEATURES: Final = (
     SeedFeature(PRAVEGA, "retention by consumption", LATER),
     SeedFeature(PRAVEGA, "watermarks", LATER),
     SeedFeature(PRAVEGA, "container map", "", "nothing owns a partition: any broker serves it"),
-    SeedFeature(WALTZ, "ids of requests", "broker/protocol/request.py"),
+    SeedFeature(WALTZ, "ids of requests", "broker/protocol/wire.py"),
     SeedFeature(WALTZ, "checksums", "storage/recordbatch.py"),
     SeedFeature(WALTZ, "clients that connect again", "forebay/kafka_client"),
     SeedFeature(WALTZ, "back-pressure", "broker/admission.py"),

@@ -17,7 +17,7 @@ from broker.http.errors import HttpError, invalid, text_of, type_of
 from broker.http.guard import Asked, HttpLimits
 from broker.http.parts import HttpParts
 from broker.http.produce import LISTENER
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.brokers import HTTP_LISTENER, Role
 from storage.catalog.topic import INTERNAL

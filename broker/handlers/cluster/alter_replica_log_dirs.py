@@ -16,7 +16,7 @@ from broker.handling.existing_partitions import find_existing
 from broker.handling.kio_types import as_i32, as_topic_name
 from broker.handling.partition_bounds import TopicPartition
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 
 

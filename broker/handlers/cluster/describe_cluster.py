@@ -18,7 +18,7 @@ from broker.handling.kio_types import as_broker_id, as_i8, as_i32
 from broker.handling.nodes import Node, controller_of, live_and_listed
 from broker.handling.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_ASKED_FOR
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from storage.errors import StorageError
 
 _BROKERS: Final = 1

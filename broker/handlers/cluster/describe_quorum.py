@@ -17,7 +17,7 @@ from broker.handling.context import Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_broker_id, as_i32, as_i64
 from broker.handling.partition_bounds import LEADER_EPOCH
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.errors import StorageError
 

@@ -36,7 +36,7 @@ from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_i8
 from broker.handling.refusal import Refusal
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topic_configs import TopicConfigValue, effective
 from storage.catalog.topics import Topic

@@ -21,7 +21,7 @@ from broker.handling.config_resources import TOPIC
 from broker.handling.context import Context
 from broker.handling.refusal import Refusal
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topic_configs import Alteration, Operation, alter
 

@@ -12,7 +12,7 @@ from broker.groups.state import GroupError
 from broker.handling.administration import By
 from broker.handling.context import Context
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 
 LINE_AS_GROUPS: Final = 5

@@ -17,7 +17,7 @@ from broker.handling.context import Context
 from broker.handling.kio_types import as_i32
 from broker.handling.operations import GROUP_OPERATIONS, OPERATIONS_NOT_ASKED_FOR
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 
 DEAD = "Dead"

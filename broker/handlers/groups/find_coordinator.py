@@ -20,7 +20,7 @@ from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_broker_id, as_i32
 from broker.handling.nodes import Node, live_nodes
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.errors import StorageError
 

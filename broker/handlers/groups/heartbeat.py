@@ -7,7 +7,7 @@ from broker.groups.group import Closed
 from broker.groups.state import GroupError, Heartbeat
 from broker.handling.context import Context
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 
 
 async def handle(context: Context, request: Request[HeartbeatRequest]) -> HeartbeatResponse:

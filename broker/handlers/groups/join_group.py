@@ -13,7 +13,7 @@ from broker.groups.state import GroupError, Join, JoinAnswer, Protocol
 from broker.handling.context import Context
 from broker.handling.kio_types import as_i32
 from broker.protocol.codec import as_field, milliseconds
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 
 

@@ -12,7 +12,7 @@ from broker.groups.group import Closed
 from broker.groups.state import GroupError, Leave
 from broker.handling.context import Context
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 
 LEAVING_AT_ONCE: Final = 100

@@ -14,7 +14,7 @@ from kio.schema.types import GroupId
 from broker.groups.group import LoadedGroup
 from broker.handling.context import Context
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.groups import GroupHead
 

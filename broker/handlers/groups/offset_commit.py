@@ -22,7 +22,7 @@ from broker.groups.state import Committed, GroupError
 from broker.handling.context import Context
 from broker.handling.partition_bounds import LEADER_EPOCH
 from broker.protocol.codec import as_field, milliseconds
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topics import Topic
 from storage.errors import StorageError

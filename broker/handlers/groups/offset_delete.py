@@ -15,7 +15,7 @@ from broker.groups.state import GroupError, GroupState
 from broker.handling.administration import LISTED_MAX
 from broker.handling.context import Context
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topics import Topic
 from storage.errors import StorageError

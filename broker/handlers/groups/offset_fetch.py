@@ -24,7 +24,7 @@ from broker.groups.store import StoredGroup
 from broker.handling.context import Context
 from broker.handling.kio_types import as_i32, as_i64, as_topic_name
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.errors import StorageError
 from storage.metadata.keys import group_partition_key

@@ -13,7 +13,7 @@ from broker.groups.group import Closed
 from broker.groups.state import GroupError, Sync, SyncAnswer
 from broker.handling.context import Context
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 
 _NAMED_PROTOCOL_MINIMUM: Final = 5

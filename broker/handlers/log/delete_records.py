@@ -25,7 +25,7 @@ from broker.handling.existing_partitions import find_existing
 from broker.handling.kio_types import as_i32, as_i64
 from broker.handling.partition_bounds import TopicPartition
 from broker.protocol.codec import as_field, milliseconds
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topic import INTERNAL
 from storage.catalog.topic_configs import value_of

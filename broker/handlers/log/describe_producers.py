@@ -23,7 +23,7 @@ from broker.handling.existing_partitions import describe_absence, find_existing
 from broker.handling.kio_types import as_i32, as_i64, as_producer_id
 from broker.handling.partition_bounds import TopicPartition
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.errors import StorageError
 from storage.log.page_store import ActiveProducer

@@ -15,7 +15,7 @@ from broker.handling.context import Context
 from broker.handling.kio_types import as_i32, as_i64
 from broker.handling.partition_bounds import LEADER_EPOCH, Located, TopicPartition, check_leader_epoch, read_bounds
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 
 _NONE: Final = -1

@@ -19,7 +19,7 @@ from broker.handling.kio_types import as_i32
 from broker.handling.partition_bounds import TopicPartition
 from broker.handling.refusal import Refusal
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topics import Topic
 from storage.errors import StorageError

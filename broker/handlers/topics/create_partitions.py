@@ -24,7 +24,7 @@ from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_topic_name
 from broker.handling.refusal import Refusal
 from broker.protocol.codec import as_field, milliseconds
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topics import PARTITIONS_MAX, Topic
 from storage.errors import StorageError

@@ -30,7 +30,7 @@ from broker.handling.kio_types import as_i8, as_i16, as_i32, as_topic_name, as_u
 from broker.handling.not_enforced import noting_not_enforced
 from broker.handling.refusal import Refusal
 from broker.protocol.codec import as_field, milliseconds
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topic import NEVER_A_TOPIC, collision_key, validate_name
 from storage.catalog.topic_configs import InvalidTopicConfig, effective, validate

@@ -29,7 +29,7 @@ from broker.handling.nodes import live_nodes
 from broker.handling.operations import OPERATIONS_NOT_ASKED_FOR, TOPIC_OPERATIONS
 from broker.handling.partition_bounds import LEADER_EPOCH
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topic import INTERNAL, validate_name
 from storage.catalog.topics import Topic

@@ -18,7 +18,7 @@ from broker.handling.existing_partitions import describe_absence, find_existing
 from broker.handling.kio_types import as_i32
 from broker.handling.partition_bounds import TopicPartition
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topics import Topic
 

@@ -39,7 +39,7 @@ from broker.handling.nodes import Node, controller_of, live_and_listed
 from broker.handling.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_ASKED_FOR, TOPIC_OPERATIONS
 from broker.handling.partition_bounds import LEADER_EPOCH
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import ITEMS_DEFAULT, Turns
 from storage.catalog.topic import INTERNAL, validate_name
 from storage.catalog.topics import Topic

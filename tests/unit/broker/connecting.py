@@ -9,7 +9,7 @@ from broker.addresses import Addresses, ClientAddress
 from broker.admission import Admission
 from broker.connection import Connection, Requests
 from broker.dispatch import Client, Done, Start
-from broker.protocol.errors import ProtocolViolation
+from broker.protocol.wire import ProtocolViolation
 from broker.responses import Responses
 from runtime.frames import FRAME_OVERHEAD_BYTES, Account, Frame, make_frame
 from runtime.supervision import Nursery

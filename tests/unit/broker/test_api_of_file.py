@@ -1,7 +1,7 @@
 import pytest
 
-from broker.api_of_file import api_of_file
-from broker.protocol import support
+from broker.protocol import apis
+from broker.protocol.apis import api_of_file
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,4 @@ def test_code_says_which_api_it_serves(filename: str, api: str | None) -> None:
 
 
 def test_every_api_has_its_handler() -> None:
-    assert {api_of_file(f"broker/handlers/{api.module.replace('.', '/')}.py") for api in support.APIS} == {api.name for api in support.APIS}
+    assert {api_of_file(f"broker/handlers/{api.module.replace('.', '/')}.py") for api in apis.APIS} == {api.name for api in apis.APIS}

@@ -22,7 +22,7 @@ from broker.connection import (
     UNANSWERED_REQUESTS_MAX,
 )
 from broker.dispatch import Unanswerable
-from broker.protocol.errors import ProtocolViolation
+from broker.protocol.wire import ProtocolViolation
 from runtime.frames import FRAME_OVERHEAD_BYTES, Frame
 from runtime.telemetry import Telemetry
 from storage.limits import FRAME_BYTES_MAX, KIB, MIB

@@ -21,7 +21,7 @@ from broker.handling.administration import Administration
 from broker.handling.context import BrokerParts, Context, TopicDefaults
 from broker.limits import DEFAULT_BROKER_LIMITS, DEFAULT_GROUP_LIMITS, BrokerLimits, GroupLimits
 from broker.protocol import codec
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery

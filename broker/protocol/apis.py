@@ -2,8 +2,11 @@
 
 Minimums are Kafka 4's, with one exception: Produce is advertised from 0 and served from 3, as Kafka 4 does (KAFKA-18659),
 because librdkafka up to 2.11.0 stops compressing when the minimum is 3.
+
+`api_of_file` says which API a file of the code serves: the watch of the event loop names it beside a turn that took long.
 """
 
+import re
 from typing import Final, NamedTuple
 
 
@@ -67,6 +70,15 @@ _BY_KEY: Final = {api.key: api for api in APIS}
 assert len(_BY_KEY) == len(APIS), "an API is named once"
 assert all(api.minimum <= api.served_minimum <= api.maximum for api in APIS)
 
+_CODEC: Final = re.compile(r"<(?:decoder|encoder) of (\w+)(?:Request|Response) \d+>")
+_NAMES: Final = {api.name for api in APIS}
+_API_OF_FILE: Final = {f"broker/handlers/{api.module.replace('.', '/')}.py": api.name for api in APIS} | {
+    "broker/handling/validation.py": "Produce",
+    "broker/protocol/produce.py": "Produce",
+    "broker/protocol/fetch.py": "Fetch",
+    "broker/delayed_fetch.py": "Fetch",
+}
+
 
 def find(api_key: int) -> Api | None:
     """The API, or None if it is neither served nor advertised."""
@@ -77,3 +89,11 @@ def is_served(api_key: int, version: int) -> bool:
     """Whether requests of this version are answered. Others close the connection, but for ApiVersions, whose answer says so."""
     api = _BY_KEY.get(api_key)
     return api is not None and api.serves(version)
+
+
+def api_of_file(filename: str) -> str | None:
+    """The API whose handler or codec the file is, named from the root of the repository on; None for any other."""
+    codec = _CODEC.fullmatch(filename)
+    if codec is not None:
+        return codec[1] if codec[1] in _NAMES else None
+    return _API_OF_FILE.get(filename)
