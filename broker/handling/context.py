@@ -1,7 +1,9 @@
-"""What a handler is given beside its request: the asker, the narrow parts of the broker it may use, and a place for a large answer."""
+"""What a handler is given beside its request: the asker, the parts of the broker it may use, the brokers that the asker can reach."""
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,7 +13,7 @@ from broker.groups.coordinator import Coordinator
 from broker.handling.administration import Administration, By
 from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from runtime.clock import Clock
-from storage.catalog.brokers import BrokerDirectory
+from storage.catalog.brokers import ALL_ROLES, BrokerDirectory, BrokerRecord, Role
 from storage.catalog.confirmed_topics import ConfirmedTopics
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
@@ -98,3 +100,45 @@ class Context(msgspec.Struct, frozen=True):
     def by(self, client_id: str | None) -> By:
         """The asker, for the log."""
         return By(self.client_host, client_id, self.listener)
+
+
+class Node(NamedTuple):
+    broker_id: int
+    host: str
+    port: int
+    rack: str | None
+    roles: Collection[Role] = ALL_ROLES
+
+    def has_role(self, role: Role) -> bool:
+        return role in self.roles
+
+
+async def live_nodes(context: Context) -> list[Node]:
+    """By id; brokers without a listener of that name are left out, as in Kafka. Raises `StorageError`."""
+    return _reachable(await context.parts.brokers.live(), context.listener)
+
+
+async def live_and_listed(context: Context) -> tuple[list[Node], list[Node]]:
+    """As `live_nodes`, and these with those that are about to return after an outage of the metadata store: clients must keep them."""
+    live = await context.parts.brokers.live()
+    return _reachable(live, context.listener), _reachable(context.parts.brokers.listed(live), context.listener)
+
+
+def _reachable(records: list[BrokerRecord], listener: str) -> list[Node]:
+    nodes = []
+    for record in records:
+        endpoint = record.endpoint(listener)
+        if endpoint is not None:
+            roles = ALL_ROLES if record.roles is msgspec.UNSET else record.roles
+            nodes.append(Node(record.broker_id, endpoint.host, endpoint.port, record.rack, roles))
+    return nodes
+
+
+def controller_of(nodes: list[Node], *, own_id: int) -> int:
+    """The broker that clients send administration to: one of the role `admin`, if there is one. The one that answers is certainly alive.
+    -1 if there is none.
+    """
+    able = [node for node in nodes if node.has_role(Role.ADMIN)] or nodes
+    if any(node.broker_id == own_id for node in able):
+        return own_id
+    return able[0].broker_id if able else -1

@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 from broker.groups.state import GroupError
 from broker.handlers.table import HANDLERS
 from broker.handling.context import Context, LargeAnswer
-from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
+from broker.handling.topics import Located, TopicPartition, read_bounds
 from broker.http.errors import HttpError, invalid, text_of, type_of
 from broker.http.guard import Asked, HttpLimits
 from broker.http.parts import HttpParts

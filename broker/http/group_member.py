@@ -20,7 +20,7 @@ from broker.groups.coordinator import Coordinator
 from broker.groups.group import Closed
 from broker.groups.retention import CONSUMER
 from broker.groups.state import GroupError, Heartbeat, Join, JoinAnswer, Leave, Protocol, Sync
-from broker.handling.partition_bounds import TopicPartition
+from broker.handling.topics import TopicPartition
 from broker.http.assignors import ASSIGNORS, assign, assignment_bytes, read_assignment, subscribers_of, subscription_bytes
 from broker.http.consume import HttpReading, PolledRecords
 from broker.http.produce import TopicName

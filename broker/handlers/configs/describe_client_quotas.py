@@ -13,7 +13,7 @@ from kio.schema.describe_client_quotas.v1.request import ComponentData
 from kio.schema.errors import ErrorCode
 
 from broker.handling.context import Context
-from broker.handling.refusal import Refusal
+from broker.handling.errors import Refusal
 from broker.protocol.codec import as_field
 from broker.protocol.wire import Request
 

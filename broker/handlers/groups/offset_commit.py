@@ -20,7 +20,7 @@ from broker.cluster.leadership import slot_of
 from broker.groups.group import Closed, CommitOffsets
 from broker.groups.state import Committed, GroupError
 from broker.handling.context import Context
-from broker.handling.partition_bounds import LEADER_EPOCH
+from broker.handling.topics import LEADER_EPOCH
 from broker.protocol.codec import as_field, milliseconds
 from broker.protocol.wire import Request
 from runtime.turns import Turns

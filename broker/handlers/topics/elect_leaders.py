@@ -14,9 +14,8 @@ from kio.schema.elect_leaders.v2.response import PartitionResult, ReplicaElectio
 from kio.schema.errors import ErrorCode
 
 from broker.handling.context import Context
-from broker.handling.existing_partitions import describe_absence, find_existing
 from broker.handling.kio_types import as_i32
-from broker.handling.partition_bounds import TopicPartition
+from broker.handling.topics import TopicPartition, describe_absence, find_existing
 from broker.protocol.codec import as_field
 from broker.protocol.wire import Request
 from runtime.turns import Turns

@@ -31,13 +31,19 @@ from kio.static.primitive import i32
 from broker.cluster.leadership import Asker, Placement
 from broker.cluster.roles import placement_by_role
 from broker.handling.administration import By
-from broker.handling.auto_creation import create_missing
-from broker.handling.context import BrokerParts, Context
+from broker.handling.context import BrokerParts, Context, Node, controller_of, live_and_listed
 from broker.handling.errors import error_code_of
-from broker.handling.kio_types import as_broker_id, as_i32, as_topic_id, as_topic_name, as_uuid
-from broker.handling.nodes import Node, controller_of, live_and_listed
-from broker.handling.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_ASKED_FOR, TOPIC_OPERATIONS
-from broker.handling.partition_bounds import LEADER_EPOCH
+from broker.handling.kio_types import (
+    CLUSTER_OPERATIONS,
+    OPERATIONS_NOT_ASKED_FOR,
+    TOPIC_OPERATIONS,
+    as_broker_id,
+    as_i32,
+    as_topic_id,
+    as_topic_name,
+    as_uuid,
+)
+from broker.handling.topics import LEADER_EPOCH, create_missing
 from broker.protocol.codec import as_field
 from broker.protocol.wire import Request
 from runtime.turns import ITEMS_DEFAULT, Turns

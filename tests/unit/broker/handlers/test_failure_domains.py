@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from broker import delayed_fetch
 from broker.handlers.log.fetch import Fetch
-from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
+from broker.handling.topics import Located, TopicPartition, read_bounds
 from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.protocol.fetch import FetchedPartition
 from runtime.clock import SystemClock
