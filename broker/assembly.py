@@ -76,7 +76,7 @@ from storage.vocabulary import TopicId
 
 if TYPE_CHECKING:
     from broker.zone_cache.blocks import ZoneLimits
-    from broker.zone_cache.opening import ZoneCache
+    from broker.zone_cache.peers import ZoneCache
 
 TAIL_SHARE: Final = 3 / 8
 BLOCKS_SHARE: Final = 3 / 8
@@ -242,7 +242,7 @@ async def open_broker(
         zone: ZoneCache | None = None
         if settings.storage.zone_cache:
             # Imported where it is wanted: without the setting nothing is asked of a store for it, either.
-            from broker.zone_cache.opening import open_zone_cache
+            from broker.zone_cache.peers import open_zone_cache
 
             zone_opening = open_zone_cache(settings, opened, directory, clock=clock, telemetry=telemetry, limits=zone_limits)
             zone = await closing.enter_async_context(zone_opening)

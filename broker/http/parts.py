@@ -21,7 +21,7 @@ from storage.objects.port import ObjectStore
 from storage.vocabulary import PartitionId
 
 if TYPE_CHECKING:
-    from broker.zone_cache.opening import ZoneCache
+    from broker.zone_cache.peers import ZoneCache
 
 
 @dataclass(frozen=True, slots=True)

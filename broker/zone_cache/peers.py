@@ -1,18 +1,20 @@
-"""Asks other brokers for blocks by HTTP (wire.py), over connections that are kept.
+"""Other brokers of the zone, asked for blocks by HTTP (wire.py); and the zone's cache put together: the secret, the peers, their reads.
 
 Whatever a peer answers, no more is read of it than was asked for. Nothing of it is handed on that has another checksum than it says, or
 that comes from no broker of the cluster.
 """
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import aiohttp
 from yarl import URL
 
-from broker.zone_cache.blocks import Answering, Peer, PeerBlock, PeerFailed, ZoneLimits
+from broker.zone_cache.blocks import Answering, Peer, PeerBlock, PeerFailed, ZoneBlocks, ZoneLimits, peers_of
 from broker.zone_cache.wire import (
     FROM_MEMORY,
     FROM_STORE,
@@ -25,9 +27,17 @@ from broker.zone_cache.wire import (
     signed_headers,
     target_of,
 )
+from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from process.settings.listeners import bracketed
+from process.settings.model import Settings
 from runtime.clock import Clock
 from runtime.ids import Entropy
+from runtime.telemetry import Telemetry
+from storage.catalog.brokers import BrokerDirectory
+from storage.catalog.zone_secret import open_zone_secret
+from storage.errors import IncompatibleFormat, StorageError
+from storage.metadata.port import MetadataStore
+from storage.opening import Stores
 
 KEPT_ALIVE_S: Final = 15.0
 """A connection without requests is closed, well before the server of the peer closes it (process/http/server.py)."""
@@ -143,3 +153,54 @@ def _lengths(size_bytes: int, part_bytes: int) -> Sequence[int]:
     """As many parts of `part_bytes` as there are, the last of which has the rest, too."""
     count = max(1, size_bytes // part_bytes)
     return [*[part_bytes] * (count - 1), size_bytes - part_bytes * (count - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneCache:
+    """A broker's part of the zone's cache: `blocks` reads, and answers to others are signed by `secret`."""
+
+    blocks: ZoneBlocks
+    secret: bytes
+    limits: ZoneLimits
+
+
+@contextlib.asynccontextmanager
+async def open_zone_cache(
+    settings: Settings,
+    stores: Stores,
+    directory: BrokerDirectory,
+    *,
+    clock: Clock,
+    telemetry: Telemetry,
+    limits: ZoneLimits | None = None,
+) -> AsyncIterator[ZoneCache]:
+    """Reads of the object store that ask other brokers of `broker.rack` first, as `directory` saw them last.
+
+    Its `blocks.run` is the caller's to run. Raises `StartError` without the secret.
+    """
+    limits = limits or ZoneLimits()
+    secret = await _secret(stores.metadata)
+    asking = HttpPeers(secret, clock=clock, limits=limits)
+    try:
+        blocks = ZoneBlocks(
+            stores.objects,
+            peers=lambda: peers_of(directory.last_seen(), settings.broker.rack),
+            own_id=lambda: directory.own_id,
+            asking=asking,
+            clock=clock,
+            telemetry=telemetry,
+            limits=limits,
+        )
+        yield ZoneCache(blocks, secret, limits)
+    finally:
+        await asking.close()
+
+
+async def _secret(metadata: MetadataStore) -> bytes:
+    try:
+        return await open_zone_secret(metadata)
+    except IncompatibleFormat as error:
+        raise StartError(str(error), exit_code=EXIT_USAGE) from error
+    except StorageError as error:
+        cause = f"cannot read the secret of storage.zone_cache: {error}. Without the setting the broker starts and reads the object store"
+        raise StartError(cause, exit_code=EXIT_UNREACHABLE) from error
