@@ -37,7 +37,7 @@ FEATURES: Final = (
     SeedFeature(LOG, "partitions begin when first used", "storage/log/partition.py"),
     SeedFeature(LOG, "partitions fail alone", "storage/log/partition.py"),
     SeedFeature(LOG, "cache of the tail", "storage/log/partition.py"),
-    SeedFeature(LOG, "long poll in the broker", "broker/fetching/waiters.py"),
+    SeedFeature(LOG, "long poll in the broker", "broker/delayed_fetch.py"),
     SeedFeature(LOG, "one GET for all readers of a blob", "storage/cache/blocks.py"),
     SeedFeature(LOG, "back-pressure by memory", "storage.max_buffer_bytes"),
     SeedFeature(LOG, "detection of gaps", "forebay storage verify"),

@@ -16,8 +16,8 @@ from broker.handling.context import BrokerParts
 from broker.handling.errors import Refusal, error_code_of
 from runtime.turns import Turns
 from storage.catalog.brokers import BrokerRecord, Role
+from storage.catalog.topic import validate_name
 from storage.catalog.topic_configs import TOPIC_CONFIGS, ConfigType, InvalidTopicConfig, TopicConfigValue, not_enforced
-from storage.catalog.topic_names import validate_name
 from storage.catalog.topics import Topic
 from storage.errors import StorageError
 from storage.limits import FETCH_RESPONSE_BYTES_MAX, FRAME_BYTES_MAX

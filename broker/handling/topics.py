@@ -15,7 +15,7 @@ from broker.handling.administration import By
 from broker.handling.context import BrokerParts
 from broker.handling.errors import error_code_of
 from runtime.turns import ITEMS_DEFAULT, Turns
-from storage.catalog.topic_names import INTERNAL, INTERNAL_PARTITIONS, NEVER_A_TOPIC, collision_key
+from storage.catalog.topic import INTERNAL, INTERNAL_PARTITIONS, NEVER_A_TOPIC, collision_key
 from storage.catalog.topics import PARTITIONS_MAX, Topic, Topics
 from storage.errors import AlreadyExists, StorageError
 from storage.log.fresh_reads import LogBounds

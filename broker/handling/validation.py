@@ -9,7 +9,7 @@ greatest time, in its header, with the CRC that covers it. These functions are p
 
 Differs from Apache Kafka: else what is inside the records is not looked at. Where it is, a batch has at most RECORDS_CHECKED_MAX records,
 offset deltas must count from 0 (Kafka numbers them itself, or takes them as they are), what does not decompress is INVALID_RECORD, and the
-answer names at most NAMED_MAX records (storage/record_reading.py). A producer id below -1 is refused.
+answer names at most NAMED_MAX records (storage/records.py). A producer id below -1 is refused.
 """
 
 import asyncio
@@ -28,11 +28,10 @@ from runtime.clock import Clock
 from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
 from storage import recordbatch
-from storage.catalog.topic_names import INTERNAL
+from storage.catalog.topic import INTERNAL
 from storage.catalog.topics import Topic
 from storage.errors import Corrupt
 from storage.limits import BATCH_BYTES_DEFAULT_MAX, KIB
-from storage.record_reading import Unreadable, read_records
 from storage.recordbatch import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_LOG_APPEND_TIME,
@@ -45,7 +44,7 @@ from storage.recordbatch import (
     parse_header,
     stamp_max_timestamp,
 )
-from storage.records import RECORD_BYTES_MIN, ZSTD, TooLarge, greatest_time, is_time_doubtful, recompress_batch
+from storage.records import RECORD_BYTES_MIN, ZSTD, TooLarge, Unreadable, greatest_time, is_time_doubtful, read_records, recompress_batch
 from storage.vocabulary import PartitionId
 
 CODEC_NUMBERS: Final = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}

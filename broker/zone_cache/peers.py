@@ -34,7 +34,7 @@ from runtime.clock import Clock
 from runtime.ids import Entropy
 from runtime.telemetry import Telemetry
 from storage.catalog.brokers import BrokerDirectory
-from storage.catalog.zone_secret import open_zone_secret
+from storage.catalog.identity import open_zone_secret
 from storage.errors import IncompatibleFormat, StorageError
 from storage.metadata.port import MetadataStore
 from storage.opening import Stores
