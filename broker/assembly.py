@@ -15,26 +15,24 @@ import structlog
 
 from broker.admission import Admission
 from broker.audit import open_audit_log
-from broker.coordination.neighbours import Neighbours
-from broker.coordination.slots import Slots
+from broker.cluster.leadership import Leadership, leadership_of
+from broker.cluster.liveness import Neighbours
+from broker.cluster.ownership import Slots
+from broker.cluster.registration import Leaving, RegisteredLife
+from broker.cluster.roles import OwnRoles, PreferredReplicas
+from broker.delayed_fetch import TRUSTED_POLL_S, Waiters
 from broker.dispatch import Dispatch
-from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
-from broker.fetching.preferred_replicas import PreferredReplicas
-from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
 from broker.groups.coordinator import Coordinator
 from broker.groups.lag import LagSampler
-from broker.groups.settings import group_settings
+from broker.groups.state import group_settings
 from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import Produce
 from broker.handling.administration import Administration
 from broker.handling.context import BrokerParts, TopicDefaults
-from broker.handling.recompression import THREADS, Recompression
+from broker.handling.validation import THREADS, Recompression
 from broker.http.parts import HttpParts
-from broker.leadership import Leadership, leadership_of
-from broker.leaving import Leaving
-from broker.registration import RegisteredLife
+from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.responses import Responses
-from broker.roles import OwnRoles
 from broker.server import ConnectionLimits, Server
 from process.accepting import bind
 from process.cost.meter import CostMeter
@@ -76,7 +74,7 @@ from storage.vocabulary import TopicId
 
 if TYPE_CHECKING:
     from broker.zone_cache.blocks import ZoneLimits
-    from broker.zone_cache.opening import ZoneCache
+    from broker.zone_cache.peers import ZoneCache
 
 TAIL_SHARE: Final = 3 / 8
 BLOCKS_SHARE: Final = 3 / 8
@@ -242,7 +240,7 @@ async def open_broker(
         zone: ZoneCache | None = None
         if settings.storage.zone_cache:
             # Imported where it is wanted: without the setting nothing is asked of a store for it, either.
-            from broker.zone_cache.opening import open_zone_cache
+            from broker.zone_cache.peers import open_zone_cache
 
             zone_opening = open_zone_cache(settings, opened, directory, clock=clock, telemetry=telemetry, limits=zone_limits)
             zone = await closing.enter_async_context(zone_opening)

@@ -7,25 +7,36 @@ not take its replies, while too much of what it sent is unanswered, and while wh
 Requests are frames of the broker's budget (broker.admission), which counts them for as long as anybody holds them: what the log still holds
 for a client that left is memory all the same. Replies count in another (broker.responses) until the client has taken them. Both know how
 much of it is its address's (broker.addresses).
+
+`frame_length` and `ReplyOrder` are pure: one judges a length before anything is allocated, the other numbers requests, so that replies
+leave in order. `Requests` is the port to what answers (broker/dispatch.py).
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 from broker.addresses import ClientAddress
 from broker.admission import Admission
-from broker.dispatch import Client, Done, Unanswerable
-from broker.protocol.errors import ProtocolViolation
-from broker.protocol.framing import PREFIX_BYTES, ReplyOrder, frame_length
-from broker.protocol.lone_produce import LonePrefix
-from broker.requests import Requests
+from broker.dispatch import Client, Done, Start, Unanswerable
+from broker.protocol.produce import LonePrefix
+from broker.protocol.wire import OtherProtocol, ProtocolViolation
 from broker.responses import Responses
 from process.accepting import unacknowledged_bytes
 from runtime.frames import Frame
-from storage.limits import KIB, MIB
+from storage.limits import FRAME_BYTES_MAX, KIB, MIB
 from storage.vocabulary import Buffer
+
+PREFIX_BYTES: Final = 4
+TLS: Final = "TLS"
+HTTP: Final = "HTTP"
+_TLS_HANDSHAKE: Final = b"\x16\x03"
+_HTTP_METHODS: Final = frozenset({b"GET ", b"HEAD", b"POST", b"PUT ", b"PATC", b"DELE", b"OPTI", b"CONN", b"TRAC", b"PRI "})
+
+assert FRAME_BYTES_MAX < int.from_bytes(_TLS_HANDSHAKE + b"\0\0", "big") < min(int.from_bytes(one, "big") for one in _HTTP_METHODS), (
+    "no request has such a length"
+)
 
 ARENA_BYTES: Final = 64 * KIB
 OWN_BUFFER_FROM_BYTES: Final = 16 * KIB
@@ -46,6 +57,99 @@ STOPPED_S: Final = 10.0
 """A client that stopped in the middle of a request, or of taking a reply, does not go on if it was silent for so long."""
 
 assert OWN_BUFFER_FROM_BYTES + PREFIX_BYTES < ARENA_BYTES, "what stays in the arena leaves room for more"
+
+
+class Requests(Protocol):
+    """What a connection hands its frames to."""
+
+    def is_overlapping(self, frame: memoryview) -> bool:
+        """True for a request that may run beside others of its connection. Raises `ProtocolViolation`."""
+        ...
+
+    def is_fetch(self, frame: memoryview) -> bool: ...
+
+    def is_repeated(self, frame: memoryview) -> bool:
+        """True for a request that may be answered together with others like it that come next."""
+        ...
+
+    def start(self, frame: memoryview, connection: Client, done: Done) -> bool:
+        """Begin an overlapping request; `done` is called once. False: it has to wait for something first, use `prepare`.
+
+        Like all of these, raises `ProtocolViolation` or `Unanswerable`: the caller closes the connection.
+        """
+        ...
+
+    async def prepare(self, frame: memoryview, connection: Client) -> Start | None:
+        """Wait for what an overlapping request needs; the answer is a `start` that begins it, or None: `handle` it. Cancelled: nothing was
+        begun.
+        """
+        ...
+
+    async def handle(self, frame: memoryview, connection: Client) -> Sequence[Buffer] | None:
+        """The reply to a request that does not overlap, from its header on. The frame may be released before it is there."""
+        ...
+
+    async def handle_repeated(self, frames: Sequence[memoryview], connection: Client) -> list[Sequence[Buffer] | None]:
+        """As `handle`, of several that `is_repeated`, in their order."""
+        ...
+
+
+def frame_length(prefix: Buffer) -> int:
+    """Bytes that follow the four of `prefix`. Raise `ProtocolViolation` before anything of that size is allocated, `OtherProtocol` if they
+    are the beginning of one that is known."""
+    assert len(prefix) == PREFIX_BYTES
+    length = int.from_bytes(prefix, "big", signed=True)
+    if not 0 <= length <= FRAME_BYTES_MAX:
+        began = bytes(prefix)
+        if began.startswith(_TLS_HANDSHAKE):
+            raise OtherProtocol(TLS, began)
+        if began in _HTTP_METHODS:
+            raise OtherProtocol(HTTP, began)
+        raise ProtocolViolation(f"frame length out of bounds: length={length} maximum={FRAME_BYTES_MAX}")
+    return length
+
+
+class ReplyOrder:
+    """Numbers requests as they arrive and releases replies in that order, whatever order they are finished in."""
+
+    __slots__ = ("_finished", "_next", "_oldest")
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._oldest = 0
+        self._finished: dict[int, Sequence[Buffer] | None] = {}
+
+    def begin(self) -> int:
+        """A request has arrived; its number is what `reply` takes."""
+        number = self._next
+        self._next += 1
+        return number
+
+    @property
+    def begun_count(self) -> int:
+        return self._next
+
+    @property
+    def pending_count(self) -> int:
+        return self._next - self._oldest
+
+    def reply(self, number: int, payload: Sequence[Buffer] | None) -> list[Buffer]:
+        """Finish a request. `payload`: the reply from its header on, or None where the client expects none (acks=0).
+
+        Returns what may be sent now, frame lengths included; empty while an earlier request is unfinished.
+        """
+        finished = self._finished
+        assert self._oldest <= number < self._next, f"not a request that is waited for: {number}"
+        assert number not in finished, f"answered twice: request {number}"
+        finished[number] = payload
+        ready: list[Buffer] = []
+        while self._oldest in finished:
+            body = finished.pop(self._oldest)
+            self._oldest += 1
+            if body is not None:
+                ready.append(sum(map(len, body)).to_bytes(4, "big"))
+                ready.extend(body)
+        return ready
 
 
 class Connection(asyncio.BufferedProtocol):

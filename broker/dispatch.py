@@ -1,35 +1,32 @@
-"""Requests to handlers: decode, bound by a deadline, count, encode; and what happens when a handler fails in an unforeseen way."""
+"""Requests to handlers: decode, bound by a deadline, count, encode; and what happens when a handler fails in an unforeseen way.
+
+`SlowRequests` logs which requests take long, by the slowest of each ten seconds.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 import structlog
 from kio.schema.errors import ErrorCode
 from prometheus_client import Counter, Histogram
 
+from broker.cluster.registration import Leaving
 from broker.handlers.log.fetch import Fetch
-from broker.handlers.log.produce import NOTHING_UNREAD, Produce
+from broker.handlers.log.produce import NOTHING_UNREAD, BatchRoom, Produce, WideProduce, read_wide, refuse_all, write_wide
 from broker.handlers.log.repeated_list_offsets import RepeatedListOffsets, replied
-from broker.handlers.log.wide_produce import WideProduce, read_wide, refuse_all, write_wide
 from broker.handlers.table import HANDLERS
-from broker.handling.batch_room import BatchRoom
-from broker.handling.context import BrokerParts, Context
-from broker.handling.large_answers import LargeAnswer
-from broker.leaving import Leaving
-from broker.protocol import codec, fetch, produce, support
-from broker.protocol.errors import ProtocolViolation
-from broker.protocol.first_error import first_error_in_steps, first_error_of
-from broker.protocol.letting_go import let_go_in_steps
-from broker.protocol.lone_produce import LonePrefix, LoneProduce
-from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest, ProduceResponse
-from broker.protocol.repeated_list_offsets import RepeatedRequest
-from broker.protocol.request import Request
+from broker.handling.context import BrokerParts, Context, LargeAnswer
+from broker.protocol import apis, codec, fetch, produce
+from broker.protocol.codec import first_error_in_steps, first_error_of, let_go_in_steps
+from broker.protocol.list_offsets import RepeatedRequest
+from broker.protocol.produce import LonePrefix, LoneProduce, PartitionRecords, PartitionResult, ProduceRequest, ProduceResponse
+from broker.protocol.wire import ProtocolViolation, Request
 from broker.responses import LARGE_REPLY_BYTES, HasReplies, Responses
-from broker.slow_requests import Slow, SlowRequests
 from runtime.clock import Clock
 from runtime.deadlines import within
+from runtime.logs import Cancellable, Rarely
 from runtime.telemetry import Children, Metric, Telemetry
 from runtime.turns import in_turns
 from storage.catalog.brokers import Role
@@ -54,7 +51,6 @@ LONG_REQUEST_BYTES: Final = 4 * KIB
 """Larger requests other than Produce and Fetch are decoded one at a time, one step per turn of the event loop."""
 LARGE_ANSWERS_MAX: Final = 4
 """How many are made and written at a time: each takes a step per turn of the event loop, and 10,000 partitions hold 3 MiB until written."""
-
 LONG_REPLY_BYTES: Final = 16 * KIB
 """The values of larger requests are searched and released in steps."""
 
@@ -62,10 +58,47 @@ _API_VERSIONS: Final = 18
 
 LEAVING: Final = "this broker is shutting down: look for the leader again"
 
-
 log = structlog.get_logger("dispatch")
+_slow_log = structlog.get_logger("requests")
 
 Done = Callable[[Sequence[Buffer] | None], None]
+
+
+class Slow(NamedTuple):
+    """A request that took long. Long polls have their own time on top of `slow_request_s`."""
+
+    seconds: float
+    api: str
+    error: str
+    client_host: str
+    client_id: str | None
+
+
+class SlowRequests:
+    """Remembers one request: nothing grows with how many are slow."""
+
+    def __init__(self, *, later: Callable[[float, Callable[[], None]], Cancellable]) -> None:
+        """`later` is `call_later` of the loop."""
+        self._rarely = Rarely(self._say, later=later)
+        self._slowest: Slow | None = None
+
+    def note(self, slow: Slow) -> None:
+        if self._slowest is None or slow.seconds > self._slowest.seconds:
+            self._slowest = slow
+        self._rarely.happened()
+
+    def _say(self, count: int) -> None:
+        slowest, self._slowest = self._slowest, None
+        assert slowest is not None, "said without one that was noted"
+        _slow_log.warning(
+            "slow_requests",
+            count=count,
+            slowest_s=round(slowest.seconds, 3),
+            api=slowest.api,
+            error=slowest.error,
+            client_host=slowest.client_host,
+            client_id=slowest.client_id,
+        )
 
 
 class Unanswerable(Exception):
@@ -152,7 +185,7 @@ class Dispatch:
         self._clock = clock
         requests, seconds = telemetry.counter(REQUESTS), telemetry.histogram(REQUEST_SECONDS)
         size = telemetry.counter(REQUEST_BYTES)
-        names = {api.key: api.name for api in support.APIS}
+        names = {api.key: api.name for api in apis.APIS}
 
         def meter_of(api_key: int) -> ApiMeter:
             name = names[api_key]
@@ -359,7 +392,7 @@ class Dispatch:
 
     async def _handle(self, frame: memoryview, connection: Client) -> tuple[codec.RequestHeader, Sequence[Buffer] | None, int]:
         header = self._read_header(frame, connection)
-        if not support.is_served(header.api_key, header.api_version):
+        if not apis.is_served(header.api_key, header.api_version):
             if header.api_key != _API_VERSIONS:
                 raise ProtocolViolation(f"not served: api_key={header.api_key} api_version={header.api_version}")
             from broker.handlers.cluster.api_versions import unsupported_version
@@ -521,7 +554,7 @@ class Dispatch:
     def _read_produce(self, frame: memoryview, connection: Client) -> tuple[codec.RequestHeader, ProduceRequest | None]:
         """None for a request that names too many partitions to be handled beside others."""
         header = self._read_header(frame, connection)
-        if not support.is_served(header.api_key, header.api_version):
+        if not apis.is_served(header.api_key, header.api_version):
             raise ProtocolViolation(f"not served: api_key={header.api_key} api_version={header.api_version}")
         return header, produce.read_narrow(header.api_version, frame, header.body_position)
 

@@ -11,11 +11,9 @@ import structlog
 
 from broker.addresses import IN_PLACE, Addresses, ClientAddress, ConnectionPlaces
 from broker.admission import STALLED, Admission
-from broker.connection import NO_MEMORY, Connection
-from broker.leaving import Leaving
-from broker.protocol.errors import OtherProtocol, ProtocolViolation
-from broker.protocol.framing import HTTP, TLS
-from broker.requests import Requests
+from broker.cluster.registration import Leaving
+from broker.connection import HTTP, NO_MEMORY, TLS, Connection, Requests
+from broker.protocol.wire import OtherProtocol, ProtocolViolation
 from broker.responses import UNREAD, Responses
 from process.accepting import Acceptor
 from runtime.clock import Clock
@@ -144,8 +142,8 @@ class Server:
     async def see_off(self, *, drain_s: float) -> None:
         """Serve on, also who connects now, and get clients to leave; until all have, at most for `drain_s`.
 
-        For the first half producers are asked, in the second they are refused (broker/leaving.py). A connection is closed when its client
-        has understood; those that were not asked, because they produce nothing, stay.
+        For the first half producers are asked, in the second they are refused (broker/cluster/registration.py). A connection
+        is closed when its client has understood; those that were not asked, because they produce nothing, stay.
         """
         began_s = self._clock.monotonic_s()
         while self._connections and (left_s := began_s + drain_s - self._clock.monotonic_s()) > 0:

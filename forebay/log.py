@@ -24,10 +24,9 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import structlog
 
-from broker.fetching.gathering import needs_refresh
-from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
-from broker.handling.record_checks import Refused, TopicRules, check, check_records, rules_of
-from broker.registration import RegisteredLife
+from broker.cluster.registration import RegisteredLife
+from broker.delayed_fetch import TRUSTED_POLL_S, Waiters, needs_refresh
+from broker.handling.validation import Refused, TopicRules, check, check_records, rules_of
 from compactor.assembly import open_compactor, policy_of
 from compactor.plan import CompactionPolicy
 from forebay.opening import check_there

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
 from kio.schema.errors import ErrorCode
 
-from broker.fetching.limits import FetchLimits
-from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
+from broker.cluster.leadership import leadership_of
+from broker.cluster.registration import RegisteredLife
+from broker.cluster.roles import OwnRoles
+from broker.delayed_fetch import TRUSTED_POLL_S, Waiters
 from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import Produce
 from broker.handling.administration import Administration
 from broker.handling.context import BrokerParts, Context, TopicDefaults
-from broker.handling.recompression import Recompression
-from broker.leadership import leadership_of
-from broker.registration import RegisteredLife
+from broker.handling.validation import Recompression
+from broker.limits import FetchLimits
 from broker.responses import Responses
-from broker.roles import OwnRoles
 from compactor.limits import CompactorLimits
 from runtime.blocking import InlineBlocking
 from runtime.ids import IdSource

@@ -22,7 +22,7 @@ from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_i16, as_producer_id
 from broker.protocol.codec import as_field
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from sim.batches import TIMESTAMP_MS, encode
 from sim.broker import HANDLER_TIMEOUT_S, INDEFINITE, ConnectionLost, CurrentBrokers, Place, Serving, SimBroker, fail
 from sim.history import PLAIN, Attempt, BatchIdentity, History, OperationOutcome, Sent

@@ -15,7 +15,7 @@ from broker.handlers.log.list_offsets import EARLIEST, LATEST, MAX_TIMESTAMP
 from broker.handling.kio_types import as_broker_id, as_i8, as_i32, as_i64
 from broker.protocol.codec import as_field
 from broker.protocol.fetch import FetchedPartition, FetchPartition, FetchRequest
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from sim.batches import TIMESTAMP_MS, value_of
 from sim.broker import ABSENT, ConnectionLost, CurrentBrokers, Place, Serving, SimBroker
 from sim.history import End, History, LogStart, SeenBatch

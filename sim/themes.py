@@ -9,7 +9,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import Final
 
-from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
+from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from compactor.limits import DEFAULT_LIMITS as COMPACTOR_LIMITS
 from compactor.limits import CompactorLimits
 from sim.faults import PROFILES, Fault, Profile, Temper

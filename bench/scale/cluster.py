@@ -13,9 +13,8 @@ from typing import Final, NamedTuple
 
 from bench.scale.laws import Observed
 from bench.scale.loads import ANY_BROKER, HOT, ONE_LEADER, SETTINGS, ScaleLoad, ScaleSettings, Shape
-from broker.coordination.rendezvous import Candidate
-from broker.fetching.waiters import TRUSTED_POLL_S, Waiters
-from broker.leadership import Asker, Question, leadership_of
+from broker.cluster.leadership import Asker, Candidate, Question, leadership_of
+from broker.delayed_fetch import TRUSTED_POLL_S, Waiters
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery

@@ -10,9 +10,8 @@ import grpc
 
 from bench.scale.cluster import TOPIC, running
 from bench.scale.loads import ANY_BROKER, LOADS, Shape
-from broker.coordination.rendezvous import Candidate
-from broker.coordination.slots import CLAIMS_PREFIX
-from broker.leadership import Asker, PartitionLeadership, Question
+from broker.cluster.leadership import Asker, Candidate, PartitionLeadership, Question
+from broker.cluster.ownership import CLAIMS_PREFIX
 from process.event_loop import run
 from sim.loop import VirtualLoop
 from storage.errors import StorageError

@@ -18,7 +18,7 @@ EVENTS_MIN: Final = 200
 COLLISIONS_MIN: Final = 400
 """The same of conflicts, which come in bursts: two flushes that meet have many partitions in common."""
 POLLS_PER_S: Final = 1.0
-"""A partition that a consumer waits for is read as often: `TRUSTED_POLL_S` of broker/fetching/waiters.py."""
+"""A partition that a consumer waits for is read as often: `TRUSTED_POLL_S` of broker/delayed_fetch.py."""
 
 PUTS_MIN: Final = 30
 """The same of PUTs, which come at regular intervals."""

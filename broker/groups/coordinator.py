@@ -1,4 +1,7 @@
-"""The groups that this broker coordinates: found, loaded when first asked for, and let go when their slot is another broker's."""
+"""The groups that this broker coordinates: found, loaded when first asked for, and let go when their slot is another broker's.
+
+Questions about many groups go through them by the shards that hold them (`ByShard`).
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -7,24 +10,31 @@ from typing import Final, TypeVar
 
 import structlog
 
-from broker.coordination.rendezvous import slot_of
-from broker.coordination.slots import Claim, Slots, slots_by_shard
-from broker.groups.by_shard import ByShard
-from broker.groups.errors import GroupError
-from broker.groups.events import Heartbeat, HeartbeatAnswer, Join, JoinAnswer, Leave, LeaveAnswer, Sync, SyncAnswer
-from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
-from broker.groups.loaded import Closed, CommitOffsets, ConfirmOwnership, DeleteGroup, DeleteOffsets, LoadedGroup
+from broker.cluster.leadership import slot_of
+from broker.cluster.ownership import Claim, Slots, slots_by_shard
+from broker.groups.group import Closed, CommitOffsets, ConfirmOwnership, DeleteGroup, DeleteOffsets, GroupMetrics, LoadedGroup
 from broker.groups.memory import GroupMemory, brought_bytes
-from broker.groups.metrics import GroupMetrics
-from broker.groups.offsets import StoredGroup
-from broker.groups.settings import GroupSettings
-from broker.groups.stored_groups import read_heads
+from broker.groups.state import (
+    GroupError,
+    GroupSettings,
+    Heartbeat,
+    HeartbeatAnswer,
+    Join,
+    JoinAnswer,
+    Leave,
+    LeaveAnswer,
+    Sync,
+    SyncAnswer,
+)
+from broker.groups.store import StoredGroup, read_heads
 from broker.groups.sweep import Sweep
+from broker.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.logs import Rarely
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
+from runtime.turns import Turns
 from storage.cache.singleflight import SingleFlight
 from storage.catalog.groups import GroupHead
 from storage.errors import StorageError
@@ -418,5 +428,76 @@ class Coordinator:
             del self._groups[loaded.group.group_id]
 
 
+class ByShard:
+    """One request about many groups: those of one shard of the metadata store wait for each other, and never for those of another."""
+
+    def __init__(self, metadata: MetadataStore, *, nursery: Nursery, limits: GroupLimits = DEFAULT_GROUP_LIMITS) -> None:
+        self._metadata = metadata
+        self._nursery = nursery
+        self._late_max = limits.late_loads_max
+        self._late: set[asyncio.Task[None]] = set()
+
+    async def each(
+        self,
+        group_ids: Sequence[str],
+        act: Callable[[int], Awaitable[T]],
+        *,
+        late: T,
+        patience_s: float | None,
+        together_s: float = float("inf"),
+    ) -> list[T]:
+        """What `act` returns for each place in `group_ids`: shards side by side, the groups of a shard one by one. When one has taken
+        `patience_s` (None: for ever), it and all of its shard that follow are `late`; when all so far have taken `together_s`, those that
+        follow. Raises what `act` raises.
+
+        `act` must end by itself: one that is late goes on, as long as these are few. Cancelled: `act` is.
+        """
+        places: dict[int, list[int]] = {}
+        turns = Turns()
+        for place, group_id in enumerate(group_ids):
+            places.setdefault(self._metadata.shard_of(keys.group_partition_key(slot_of(group_id))), []).append(place)
+            await turns.spent()
+        end_s = asyncio.get_running_loop().time() + together_s
+        answers = [late] * len(group_ids)
+
+        async def go_through(its_places: Sequence[int]) -> None:
+            for place in its_places:
+                answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+                task = self._nursery.spawn(_settle(answer, act, place), name="group-asked")
+                try:
+                    await asyncio.wait({answer}, timeout=patience_s)
+                except asyncio.CancelledError:
+                    task.cancel()
+                    raise
+                if not answer.done():
+                    self._leave(task)
+                    return
+                answers[place] = answer.result()
+                if asyncio.get_running_loop().time() >= end_s:
+                    return
+
+        async with asyncio.TaskGroup() as shards:
+            for its_places in places.values():
+                shards.create_task(go_through(its_places))
+        return answers
+
+    def _leave(self, task: asyncio.Task[None]) -> None:
+        if len(self._late) >= self._late_max:
+            task.cancel()
+            return
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+
+
 def _with_token(event: E) -> Callable[[int], E]:
     return lambda token: replace(event, token=token)
+
+
+async def _settle(answer: asyncio.Future[T], act: Callable[[int], Awaitable[T]], place: int) -> None:
+    try:
+        answer.set_result(await act(place))
+    except Exception as error:  # noqa: BLE001 - the asker's business, as long as there is one: the nursery is the whole broker's
+        answer.set_exception(error)
+        answer.exception()  # marks it retrieved
+    finally:
+        answer.cancel()

@@ -17,10 +17,10 @@ from typing import Final, NoReturn, Protocol
 import structlog
 
 from broker.groups.coordinator import Listing
-from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
-from broker.groups.loaded import LoadedGroup
-from broker.groups.stored_groups import read_offsets
-from broker.groups.subscriptions import CONSUMER, wanted_by
+from broker.groups.group import LoadedGroup
+from broker.groups.retention import CONSUMER, wanted_by
+from broker.groups.store import read_offsets
+from broker.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from runtime.clock import Clock
 from runtime.telemetry import SERIES_MAX, Metric, SeriesRow, Telemetry
 from runtime.turns import Turns

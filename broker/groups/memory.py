@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from sys import getsizeof
 from typing import Final
 
-from broker.groups.committed import Committed
-from broker.groups.members import Group, Member, Protocol
+from broker.groups.state import Committed, Group, Member, Protocol
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import Unavailable
 from storage.limits import KIB

@@ -13,16 +13,13 @@ from typing import Final
 
 import structlog
 
-from broker.coordination.rendezvous import slot_of
-from broker.coordination.slots import Slots, slots_by_shard
-from broker.groups.errors import GroupError
-from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
-from broker.groups.loaded import EXPIRED_TOGETHER_MAX, Closed, Expire, LoadedGroup
-from broker.groups.members import GroupState
-from broker.groups.offsets import committed_of, offsets_of, topics_beside
+from broker.cluster.leadership import slot_of
+from broker.cluster.ownership import Slots, slots_by_shard
+from broker.groups.group import EXPIRED_TOGETHER_MAX, Closed, Expire, LoadedGroup
 from broker.groups.retention import due_of, due_of_offset
-from broker.groups.settings import GroupSettings
-from broker.groups.stored_groups import read_heads
+from broker.groups.state import GroupError, GroupSettings, GroupState
+from broker.groups.store import committed_of, offsets_of, read_heads, topics_beside
+from broker.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from runtime.clock import Clock
 from storage.catalog.groups import GroupHead, topic_names
 from storage.errors import Corrupt, IncompatibleFormat, StorageError, Unavailable

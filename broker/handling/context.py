@@ -1,17 +1,19 @@
-"""What a handler is given beside its request: the asker, and the narrow parts of the broker it may use."""
+"""What a handler is given beside its request: the asker, the parts of the broker it may use, the brokers that the asker can reach."""
 
+import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
+from broker.cluster.leadership import Leadership
+from broker.cluster.roles import OwnRoles
 from broker.groups.coordinator import Coordinator
 from broker.handling.administration import Administration, By
-from broker.handling.large_answers import LargeAnswer, only_one
-from broker.leadership import Leadership
 from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
-from broker.roles import OwnRoles
 from runtime.clock import Clock
-from storage.catalog.brokers import BrokerDirectory
+from storage.catalog.brokers import ALL_ROLES, BrokerDirectory, BrokerRecord, Role
 from storage.catalog.confirmed_topics import ConfirmedTopics
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
@@ -19,6 +21,37 @@ from storage.log.fresh_reads import Bounds
 from storage.log.page_store import ActiveProducers
 from storage.log.time_search import Timestamps
 from storage.log.trim import Trims
+
+
+class LargeAnswer:
+    """The place of one request among the few whose answers take more than a turn of the event loop. Others wait, and hold nothing.
+
+    Whoever finds its answer to be large takes it, when all that the answer is made of has been read: with the place, nothing is waited for
+    but turns of the loop.
+    """
+
+    __slots__ = ("_is_taken", "_places")
+
+    def __init__(self, places: asyncio.Semaphore) -> None:
+        self._places = places
+        self._is_taken = False
+
+    async def take(self) -> None:
+        """Wait for the place, in the order of asking; at once if it is taken already. Cancelled: it is not taken."""
+        if not self._is_taken:
+            await self._places.acquire()
+            self._is_taken = True
+
+    def give_back(self) -> None:
+        """When the answer has been written, or will not be."""
+        if self._is_taken:
+            self._is_taken = False
+            self._places.release()
+
+
+def only_one() -> LargeAnswer:
+    """The large answer of a request that shares with no other."""
+    return LargeAnswer(asyncio.Semaphore())
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +100,45 @@ class Context(msgspec.Struct, frozen=True):
     def by(self, client_id: str | None) -> By:
         """The asker, for the log."""
         return By(self.client_host, client_id, self.listener)
+
+
+class Node(NamedTuple):
+    broker_id: int
+    host: str
+    port: int
+    rack: str | None
+    roles: Collection[Role] = ALL_ROLES
+
+    def has_role(self, role: Role) -> bool:
+        return role in self.roles
+
+
+async def live_nodes(context: Context) -> list[Node]:
+    """By id; brokers without a listener of that name are left out, as in Kafka. Raises `StorageError`."""
+    return _reachable(await context.parts.brokers.live(), context.listener)
+
+
+async def live_and_listed(context: Context) -> tuple[list[Node], list[Node]]:
+    """As `live_nodes`, and these with those that are about to return after an outage of the metadata store: clients must keep them."""
+    live = await context.parts.brokers.live()
+    return _reachable(live, context.listener), _reachable(context.parts.brokers.listed(live), context.listener)
+
+
+def _reachable(records: list[BrokerRecord], listener: str) -> list[Node]:
+    nodes = []
+    for record in records:
+        endpoint = record.endpoint(listener)
+        if endpoint is not None:
+            roles = ALL_ROLES if record.roles is msgspec.UNSET else record.roles
+            nodes.append(Node(record.broker_id, endpoint.host, endpoint.port, record.rack, roles))
+    return nodes
+
+
+def controller_of(nodes: list[Node], *, own_id: int) -> int:
+    """The broker that clients send administration to: one of the role `admin`, if there is one. The one that answers is certainly alive.
+    -1 if there is none.
+    """
+    able = [node for node in nodes if node.has_role(Role.ADMIN)] or nodes
+    if any(node.broker_id == own_id for node in able):
+        return own_id
+    return able[0].broker_id if able else -1

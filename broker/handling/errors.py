@@ -1,6 +1,6 @@
-"""What storage reports, in Kafka's error codes: the one table (docs/design/commit.md#what-clients-are-told)."""
+"""What storage reports, in Kafka's error codes: the one table (docs/design/commit.md#what-clients-are-told). And a refusal as a value."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
@@ -51,3 +51,8 @@ WIRE_CODES: Final[dict[type[StorageError], ErrorCode]] = {
 def error_code_of(error: StorageError) -> ErrorCode:
     """The code for partitions and topics. A store's own kind of an error has the code of the kind it is of."""
     return next(WIRE_CODES[kind] for kind in type(error).__mro__ if kind in WIRE_CODES)
+
+
+class Refusal(NamedTuple):
+    error: ErrorCode
+    message: str | None

@@ -9,16 +9,15 @@ import msgspec
 from aiohttp import web
 from kio.schema.errors import ErrorCode
 
-from broker.groups.errors import GroupError
+from broker.groups.state import GroupError
 from broker.handlers.table import HANDLERS
-from broker.handling.context import Context
-from broker.handling.large_answers import LargeAnswer
-from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
+from broker.handling.context import Context, LargeAnswer
+from broker.handling.topics import Located, TopicPartition, read_bounds
 from broker.http.errors import HttpError, invalid, text_of, type_of
 from broker.http.guard import Asked, HttpLimits
 from broker.http.parts import HttpParts
 from broker.http.produce import LISTENER
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.brokers import HTTP_LISTENER, Role
 from storage.catalog.topic import INTERNAL

@@ -11,9 +11,9 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId
 
 from broker.handling.administration import By
-from broker.handling.config_resources import TOPIC
+from broker.handling.configs import TOPIC
 from broker.handling.kio_types import as_i8, as_i16, as_i32, as_topic_name
-from broker.handling.partition_bounds import TopicPartition
+from broker.handling.topics import TopicPartition
 from broker.http.admin import HttpAdministration, location_at, refused
 from broker.http.consume import HttpReading, LogPlace
 from broker.http.consumers import HttpConsumers, OffsetToCommit

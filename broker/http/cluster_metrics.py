@@ -15,13 +15,12 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from broker.coordination.rendezvous import COORDINATOR_SLOTS
-from broker.coordination.slots import slots_by_shard
-from broker.groups.stored_groups import read_heads, read_offsets
+from broker.cluster.leadership import COORDINATOR_SLOTS, Asker
+from broker.cluster.ownership import slots_by_shard
+from broker.cluster.roles import placement_by_role
+from broker.groups.store import read_heads, read_offsets
 from broker.http.guard import SAID_CHARS_MAX, json_response
 from broker.http.parts import HttpParts
-from broker.leadership import Asker
-from broker.roles import placement_by_role
 from process.http.scrape import TEXT
 from runtime.blocking import Blocking
 from runtime.turns import Turns

@@ -10,7 +10,7 @@ from aiohttp import web
 from kio.schema.errors import ErrorCode
 
 from broker.handling.errors import error_code_of
-from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
+from broker.handling.topics import Located, TopicPartition, read_bounds
 from broker.http.errors import invalid, is_retriable, text_of, type_of
 from broker.http.guard import NDJSON, Asked, HttpLimits, one_of_each
 from broker.http.parts import HttpParts

@@ -19,7 +19,7 @@ from aiohttp import web
 from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId
 
-from broker.groups.loaded import Closed
+from broker.groups.group import Closed
 from broker.handling.kio_types import as_i32, as_i64, as_topic_name
 from broker.http.admin import elsewhere
 from broker.http.consume import (

@@ -17,12 +17,10 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from broker.groups.coordinator import Coordinator
-from broker.groups.errors import GroupError
-from broker.groups.events import Heartbeat, Join, JoinAnswer, Leave, Sync
-from broker.groups.loaded import Closed
-from broker.groups.members import Protocol
-from broker.groups.subscriptions import CONSUMER
-from broker.handling.partition_bounds import TopicPartition
+from broker.groups.group import Closed
+from broker.groups.retention import CONSUMER
+from broker.groups.state import GroupError, Heartbeat, Join, JoinAnswer, Leave, Protocol, Sync
+from broker.handling.topics import TopicPartition
 from broker.http.assignors import ASSIGNORS, assign, assignment_bytes, read_assignment, subscribers_of, subscription_bytes
 from broker.http.consume import HttpReading, PolledRecords
 from broker.http.produce import TopicName

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from broker.addresses import ClientAddress
 from broker.admission import Admission
+from broker.cluster.registration import Leaving
 from broker.handlers.log.fetch import Fetch
-from broker.handlers.log.wide_produce import WideProduce
+from broker.handlers.log.produce import WideProduce
 from broker.handling.context import BrokerParts
-from broker.leaving import Leaving
 from broker.responses import Responses
 from runtime.clock import Clock
 from runtime.supervision import Nursery
@@ -21,7 +21,7 @@ from storage.objects.port import ObjectStore
 from storage.vocabulary import PartitionId
 
 if TYPE_CHECKING:
-    from broker.zone_cache.opening import ZoneCache
+    from broker.zone_cache.peers import ZoneCache
 
 
 @dataclass(frozen=True, slots=True)

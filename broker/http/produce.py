@@ -14,10 +14,10 @@ from aiohttp import web
 from kio.schema.errors import ErrorCode
 from msgspec import UNSET, UnsetType
 
-from broker.handlers.log.wide_produce import BegunProduce
+from broker.handlers.log.produce import BegunProduce
 from broker.handling.administration import By
-from broker.handling.auto_creation import create_missing
 from broker.handling.errors import error_code_of
+from broker.handling.topics import create_missing
 from broker.http.errors import invalid, is_retriable, text_of, type_of
 from broker.http.guard import NDJSON, Asked, HttpLimits, ReceivedBody, json_response, one_of_each
 from broker.http.parts import HttpParts

@@ -14,7 +14,7 @@ from aiohttp import web
 from kio.schema.errors import ErrorCode
 
 from broker.handling.errors import error_code_of
-from broker.handling.partition_bounds import TopicPartition
+from broker.handling.topics import TopicPartition
 from broker.http.consume import (
     BYTES_DEFAULT,
     ConsumeDocument,

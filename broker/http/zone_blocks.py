@@ -13,7 +13,7 @@ from aiohttp import web
 
 from broker.http.errors import HttpError
 from broker.http.guard import REQUESTS, error_response
-from broker.zone_cache.opening import ZoneCache
+from broker.zone_cache.peers import ZoneCache
 from broker.zone_cache.wire import (
     FROM_MEMORY,
     FROM_STORE,

@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from broker.protocol import wire
-from broker.protocol.errors import ProtocolViolation
+from broker.protocol.wire import ProtocolViolation
 from storage.vocabulary import Buffer
 
 FLEXIBLE_MINIMUM: Final = 12

@@ -1,13 +1,13 @@
 """What every message is made of: varints, tagged fields, and the bounds that hold before anything is allocated (I11).
 
 Readers take `(data, at)` and return the position after what they read. They may raise any of `MALFORMED`; each public reader
-of this layer turns those into `ProtocolViolation` once, at its edge.
+of this layer turns those into `ProtocolViolation` once, at its edge. `Request` is one request as the handlers see it.
 """
 
 import struct
-from typing import Final, NoReturn
+from typing import Final, Generic, NoReturn, TypeVar
 
-from broker.protocol.errors import ProtocolViolation
+import msgspec
 
 ELEMENTS_MAX: Final = 100_000
 """Array elements and tagged fields in one request. A frame of 100 MiB could name a hundred million of them."""
@@ -24,6 +24,23 @@ UVARINT_BYTES_MAX: Final = 5
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 _ONE_BYTE: Final = tuple(bytes((value,)) for value in range(128))
+
+B = TypeVar("B", covariant=True)
+
+
+class ProtocolViolation(Exception):
+    """The peer's bytes are not what the Kafka protocol allows: no answer is possible, close the connection.
+
+    Messages are lower case with the facts at the end: `array longer than what remains: field=topics length=… remaining=…`.
+    """
+
+
+class OtherProtocol(ProtocolViolation):
+    """What came first is the beginning of `protocol`, not of a Kafka request."""
+
+    def __init__(self, protocol: str, began: bytes) -> None:
+        super().__init__(f"the client speaks {protocol}: began={began!r}")
+        self.protocol = protocol
 
 
 def read_uvarint(data: bytes | memoryview, at: int) -> tuple[int, int]:
@@ -135,3 +152,13 @@ def string(value: str | None, *, flexible: bool) -> bytes:
 def count(elements: int, *, flexible: bool) -> bytes:
     """The length of an array as the wire has it."""
     return uvarint(elements + 1) if flexible else _INT32.pack(elements)
+
+
+class Request(msgspec.Struct, Generic[B], frozen=True):
+    """`body` is the values class that `codec` chooses for this API and version (docstring there)."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    body: B

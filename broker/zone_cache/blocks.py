@@ -21,7 +21,7 @@ from typing import Final, Literal, NamedTuple, NoReturn, Protocol
 import structlog
 from prometheus_client import Counter
 
-from broker.coordination.rendezvous import Candidate, rank_candidates
+from broker.cluster.leadership import Candidate, rank_candidates
 from broker.zone_cache.wire import BlockRange
 from process.accepting import PEER_CONNECTIONS_MAX
 from runtime.clock import Clock

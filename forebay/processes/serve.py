@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
-from broker.api_of_file import api_of_file
+from broker.protocol.apis import api_of_file
 from forebay.processes.companion import Companion, companion_of
 from forebay.processes.link import SupervisorLink
 from process import descriptors, malloc, preflight

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from broker.coordination.slots import Claim, Slots
+from broker.cluster.ownership import Claim, Slots
 from broker.groups.coordinator import Coordinator
-from broker.groups.loaded import Closed
-from broker.groups.settings import GroupSettings
+from broker.groups.group import Closed
+from broker.groups.state import GroupSettings
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from sim.broker import CLIENT_LATENCY_S, SESSION_TIMEOUT_MS, START_PAUSE_S, ConnectionLost

@@ -10,12 +10,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from broker.groups.committed import Committed
 from broker.groups.coordinator import Coordinator
-from broker.groups.errors import GroupError
-from broker.groups.events import Heartbeat, Join, JoinAnswer, Leave, Sync, SyncAnswer
-from broker.groups.loaded import Closed, CommitOffsets
-from broker.groups.members import Protocol
+from broker.groups.group import Closed, CommitOffsets
+from broker.groups.state import Committed, GroupError, Heartbeat, Join, JoinAnswer, Leave, Protocol, Sync, SyncAnswer
 from sim.broker import ConnectionLost
 from sim.groups.broker import GroupBroker
 from sim.groups.history import AcknowledgedCommit, Assigned, FetchedOffsets, GroupHistory, Processed, Tried

@@ -280,7 +280,7 @@ def _runs_of(appended: Sequence[tuple[Batch, int]], join_below_bytes: int) -> li
 
 class Readers:
     """`tail` is filled and emptied by the `TailCache` of all partitions. `wakers` are entered and removed by who waits
-    (broker/fetching/waiters.py), woken in the order in which they came.
+    (broker/delayed_fetch.py), woken in the order in which they came.
     """
 
     __slots__ = ("tail", "wakers")

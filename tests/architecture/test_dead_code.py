@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 from typing import Final
 
-from broker.protocol import support
+from broker.protocol import apis
 from tests.architecture.dead_code import Source, sources, unused
 
 ROOT: Final = Path(__file__).parents[2]
@@ -14,8 +14,8 @@ GENERATED: Final = {"wire_pb2.py"}
 
 ONLY_TESTS_USE: Final = {
     "broker.protocol.codec request_class": "says what decode_request answers with: tests build requests and compare types by it",
-    "broker.protocol.decoder compile_decoder": "the decoder without pauses, for tests that decode whole messages",
-    "broker.protocol.encoder compile_encoder": "the encoder without pauses, which the second opinion writes its requests with",
+    "broker.protocol.compiler compile_decoder": "the decoder without pauses, for tests that decode whole messages",
+    "broker.protocol.compiler compile_encoder": "the encoder without pauses, which the second opinion writes its requests with",
     "sim.groups.history longest_pause_s": "judges real brokers in tests/chaos as the simulation does its own",
     "sim.groups.history unprocessed": "judges real brokers in tests/chaos as the simulation does its own",
     "storage.limits CONTROL_BYTES_TARGET": "what a test holds an encoded control record to",
@@ -25,7 +25,7 @@ ONLY_TESTS_USE: Final = {
 }
 """What may be there for tests alone, and why."""
 
-HANDLERS: Final = {f"broker.handlers.{api.module} handle" for api in support.APIS}
+HANDLERS: Final = {f"broker.handlers.{api.module} handle" for api in apis.APIS}
 """Found by name: tests/architecture/test_handlers.py."""
 
 

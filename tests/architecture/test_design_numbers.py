@@ -5,9 +5,9 @@ from typing import Final
 
 import pytest
 
-from broker.coordination.rendezvous import COORDINATOR_SLOTS
-from broker.fetching.limits import DEFAULT_FETCH_LIMITS
-from broker.fetching.waiters import TRUSTED_POLL_S
+from broker.cluster.leadership import COORDINATOR_SLOTS
+from broker.delayed_fetch import TRUSTED_POLL_S
+from broker.limits import DEFAULT_FETCH_LIMITS
 from compactor.limits import DEFAULT_LIMITS as COMPACTOR_LIMITS
 from compactor.plan import TidyPolicy
 from storage.catalog.brokers import SESSION_TIMEOUT_MS

@@ -66,7 +66,7 @@ def test_a_topic_config_is_called_enforced_if_and_only_if_a_handler_or_a_compact
     read = {
         node.value
         for path in (
-            ROOT / "broker" / "handling" / "record_checks.py",
+            ROOT / "broker" / "handling" / "validation.py",
             ROOT / "broker" / "handlers" / "log" / "delete_records.py",
             ROOT / "compactor" / "plan.py",
         )

@@ -5,11 +5,11 @@ import inspect
 import pytest
 
 from broker.handlers.table import HANDLERS
-from broker.protocol import codec, support
+from broker.protocol import apis, codec
 
 
 def test_every_api_that_is_served_has_its_handler_in_the_module_that_the_table_names() -> None:
-    for api in support.APIS:
+    for api in apis.APIS:
         if api.key not in (codec.PRODUCE, codec.FETCH):
             assert inspect.iscoroutinefunction(HANDLERS[api.key])
             assert HANDLERS[api.key].__module__ == f"broker.handlers.{api.module}"

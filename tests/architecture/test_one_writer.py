@@ -15,7 +15,7 @@ from tests.architecture.trees import nodes_of, tree_of, walked
 WRITERS: Final = {
     "seen": dict.fromkeys(SeenControl.__slots__, "storage/log/partition.py"),
     "lane": dict.fromkeys(Lane.__slots__, "storage/log/commit.py") | {"gathered": "storage/log/writer.py"},
-    "readers": {"tail": "storage/log/partition.py", "wakers": "broker/fetching/waiters.py"},
+    "readers": {"tail": "storage/log/partition.py", "wakers": "broker/delayed_fetch.py"},
     "producers": dict.fromkeys(ProducerMemory.__slots__, "storage/log/producers.py")
     | {"lost": "storage/log/producers.py", "strangers": "storage/log/producers.py"},
     "log": dict.fromkeys(PartitionLog.__slots__, "storage/log/partition.py"),

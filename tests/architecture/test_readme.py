@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Final
 
-from broker.protocol import support
+from broker.protocol import apis
 
 ROOT: Final = Path(__file__).parents[2]
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -46,4 +46,4 @@ def test_the_figures_are_those_of_the_performance_page() -> None:
 
 
 def test_the_number_of_apis_is_that_of_the_code() -> None:
-    assert f"| APIs | {len(support.APIS)} |" in README
+    assert f"| APIs | {len(apis.APIS)} |" in README

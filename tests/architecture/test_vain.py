@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from broker.protocol import support
-from broker.protocol.support import Api
+from broker.protocol import apis
+from broker.protocol.apis import Api
 from process.settings.keys import SETTINGS
 from tests.architecture.dead_code import Source, sources
 from tests.architecture.vain import uncounted, unread
@@ -59,7 +59,7 @@ def test_every_metric_is_bound_and_counted() -> None:
 
 
 def test_every_api_has_a_unit_file() -> None:
-    found = {api.name for api in support.APIS if not unit_tests(api)}
+    found = {api.name for api in apis.APIS if not unit_tests(api)}
 
     assert sorted(found - WITHOUT_UNIT_FILE.keys()) == [], "tests/unit/broker/handlers/<domain>/test_<api>.py has no test, or is not there"
     assert sorted(WITHOUT_UNIT_FILE.keys() - found) == []
@@ -67,7 +67,7 @@ def test_every_api_has_a_unit_file() -> None:
 
 def test_every_version_of_every_api_has_a_second_opinion() -> None:
     asked = [(words[0], int(words[1])) for words in (probe.partition(":")[0].split() for probe in read(ANSWERS.read_text()))]
-    found = {f"{api.name} {unprobed(api, asked)}": api.name for api in support.APIS if unprobed(api, asked)}
+    found = {f"{api.name} {unprobed(api, asked)}": api.name for api in apis.APIS if unprobed(api, asked)}
 
     assert len(asked) > 1_000
     assert [said for said, name in found.items() if name not in WITHOUT_SECOND_OPINION] == [], "add a probe to tests/compat/second_opinion"

@@ -29,7 +29,7 @@ FOLDERS: Final = ("broker", "process", "storage", "runtime")
 TOPIC: Final = "walked"
 SESSION: Final = i32Timedelta.parse(datetime.timedelta(seconds=10))
 WAITS_WITHIN_S: Final = 30.0
-WAITING: Final = ("broker/fetching/waiters.py", "Wait.__enter__")
+WAITING: Final = ("broker/delayed_fetch.py", "Wait.__enter__")
 """Called when a fetch has nothing to read and begins to wait."""
 
 BESIDE_REQUESTS: Final = frozenset(

@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.metadata.v12.request import MetadataRequest, MetadataRequestTopic
 from kio.schema.offset_commit.v8.request import OffsetCommitRequest, OffsetCommitRequestPartition, OffsetCommitRequestTopic
 
-from broker.coordination.rendezvous import slot_of
+from broker.cluster.leadership import slot_of
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from storage.metadata import keys

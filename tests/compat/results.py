@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from broker.protocol import support
+from broker.protocol import apis
 from tests.compat.clients import Client
 
 FOLDER: Final = Path(__file__).parent / "results"
@@ -33,8 +33,8 @@ def apis_of(exercised: Iterable[tuple[int, int]]) -> dict[str, tuple[int, ...]]:
     """By name. A first ApiVersions above what is served is left out: its answer says so, and the client asks again."""
     found: dict[str, set[int]] = {}
     for key, version in sorted(exercised):
-        api = support.find(key)
-        if key == _API_VERSIONS and not support.is_served(key, version):
+        api = apis.find(key)
+        if key == _API_VERSIONS and not apis.is_served(key, version):
             continue
         found.setdefault(api.name if api else f"key {key}", set()).add(version)
     return {name: tuple(sorted(versions)) for name, versions in found.items()}

@@ -1,4 +1,4 @@
-"""docs/protocol/support.md: what broker/protocol/support.py serves, and which clients were seen to use it.
+"""docs/protocol/support.md: what broker/protocol/apis.py serves, and which clients were seen to use it.
 
 `python -m tests.compat --page` renews it.
 """
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from broker.protocol.support import APIS, Api
+from broker.protocol.apis import APIS, Api
 from tests.compat.results import Result
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "protocol" / "support.md"
@@ -15,7 +15,7 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "protocol" / "support.md"
 _BEFORE: Final = """\
 # Kafka APIs that Forebay serves
 
-Generated from `broker/protocol/support.py` and `tests/compat/results/` by `python -m tests.compat --page`; a test keeps them equal.
+Generated from `broker/protocol/apis.py` and `tests/compat/results/` by `python -m tests.compat --page`; a test keeps them equal.
 ApiVersions answers with the versions advertised. A request of a version that is advertised but not served closes the connection.
 """
 

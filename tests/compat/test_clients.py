@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from broker.protocol import support
+from broker.protocol import apis
 from services.build import BuildError
 from tests.compat import results, support_table
 from tests.compat.clients import Client, clients
@@ -22,7 +22,7 @@ READY_WITHIN_S = 90.0
 """For the broker to start and to stop. A client is installed before the first test (tests/conftest.py)."""
 
 ALL = clients()
-BY_KEY = {api.name: api for api in support.APIS}
+BY_KEY = {api.name: api for api in apis.APIS}
 
 
 def checked_out(client: Client) -> None:

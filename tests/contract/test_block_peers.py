@@ -9,9 +9,8 @@ import aiohttp
 import pytest
 
 from broker.http.zone_blocks import ServesZone
-from broker.zone_cache.asking import HttpPeers
 from broker.zone_cache.blocks import Peer, PeerBlock, PeerFailed, ZoneBlocks, ZoneLimits, owner_of
-from broker.zone_cache.opening import ZoneCache
+from broker.zone_cache.peers import HttpPeers, ZoneCache
 from broker.zone_cache.wire import (
     CLOCKS_DIFFER_MS_MAX,
     NONCE,

@@ -7,9 +7,8 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from broker.protocol import codec, fetch, shapes, support
-from broker.protocol.errors import ProtocolViolation
-from broker.protocol.wire import uvarint
+from broker.protocol import apis, codec, fetch
+from broker.protocol.wire import ProtocolViolation, uvarint
 from tests.kit.kafka_values import Pool, kio_encoded, random_entity
 from tests.kit.raw_client import header
 from tests.kit.record_batches import NOW_MS, record_batch
@@ -32,9 +31,9 @@ class Frame(NamedTuple):
 def valid_frames(chance: random.Random, topic: str, *, rounds: int) -> list[Frame]:
     """`rounds` random requests of each version; Produce and Fetch of `topic` in every version, and searches of it by time."""
     frames = []
-    for api in support.APIS:
+    for api in apis.APIS:
         for version in range(api.served_minimum, api.maximum + 1):
-            structure = shapes.request_structure(api.key, version)
+            structure = codec.request_structure(api.key, version)
             frames += [Frame(header(api.key, version), kio_encoded(random_entity(structure, chance))) for _ in range(rounds)]
             if api.key == codec.PRODUCE:
                 frames += [Frame(header(api.key, version), _produce_body(chance, version, topic)) for _ in range(2 * rounds)]
@@ -48,9 +47,9 @@ def valid_frames(chance: random.Random, topic: str, *, rounds: int) -> list[Fram
 def sensible_frames(chance: random.Random, pool: Pool, *, rounds: int) -> list[Frame]:
     """`rounds` requests of each version that name what there is, so that they reach what lies behind the first check."""
     frames = []
-    for api in support.APIS:
+    for api in apis.APIS:
         for version in range(api.served_minimum, api.maximum + 1):
-            structure = shapes.request_structure(api.key, version)
+            structure = codec.request_structure(api.key, version)
             frames += [Frame(header(api.key, version), kio_encoded(random_entity(structure, chance, pool))) for _ in range(rounds)]
     return [frame for frame in frames if len(frame.body) <= FRAME_BYTES_MAX]
 
@@ -104,7 +103,7 @@ def may_wait(frame: bytes) -> bool:
     """Whether the broker may take its time: a legal Fetch that asks for a long poll."""
     try:
         read = codec.decode_header(memoryview(frame))
-        if read.api_key != codec.FETCH or not support.is_served(read.api_key, read.api_version):
+        if read.api_key != codec.FETCH or not apis.is_served(read.api_key, read.api_version):
             return False
         request = fetch.read_request(read.api_version, memoryview(frame), read.body_position)
     except ProtocolViolation:

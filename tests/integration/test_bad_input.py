@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.protocol import shapes, support
+from broker.protocol import apis, codec
 from broker.protocol.wire import ELEMENTS_MAX
 from runtime.clock import SystemClock
 from tests.kit.kafka_values import kio_encoded, random_entity
@@ -106,8 +106,8 @@ def test_an_unknown_api(served: Served, bystander: RawClient, api_key: int) -> N
     assert closes(served, prefixed(header(api_key, 0)))
 
 
-@pytest.mark.parametrize("api", [api for api in support.APIS if api.key != API_VERSIONS], ids=lambda api: api.name)
-def test_unknown_versions(served: Served, bystander: RawClient, api: support.Api) -> None:
+@pytest.mark.parametrize("api", [api for api in apis.APIS if api.key != API_VERSIONS], ids=lambda api: api.name)
+def test_unknown_versions(served: Served, bystander: RawClient, api: apis.Api) -> None:
     for version in {-1, api.served_minimum - 1, api.maximum + 1, 32_767} - {-2}:
         assert closes(served, prefixed(header(api.key, version) + bytes(50))), version
 
@@ -125,10 +125,10 @@ def test_an_unknown_version_of_api_versions_is_answered_in_version_0(served: Ser
     assert again.error_code is ErrorCode.none
 
 
-@pytest.mark.parametrize("api", support.APIS, ids=lambda api: api.name)
-def test_bodies_that_end_early(served: Served, bystander: RawClient, api: support.Api) -> None:
+@pytest.mark.parametrize("api", apis.APIS, ids=lambda api: api.name)
+def test_bodies_that_end_early(served: Served, bystander: RawClient, api: apis.Api) -> None:
     for version in range(api.served_minimum, api.maximum + 1):
-        structure = shapes.request_structure(api.key, version)
+        structure = codec.request_structure(api.key, version)
         body = max((kio_encoded(random_entity(structure, random.Random(seed))) for seed in range(20)), key=len)
         if not body:
             continue  # versions 0 to 2 of ApiVersions say nothing

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import pytest
 from confluent_kafka.admin import NewTopic
 
-from broker.groups.errors import GroupError
+from broker.groups.state import GroupError
 from tests.integration.client_errors import coordinators, records, topics
 from tests.kit import group_scenes as groups
 from tests.kit.seen_errors import AIOKAFKA, CONFLUENT, FRAME, PARTITIONS, PATIENCE_S, TOPIC, Scene, Seen, admin_of

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.coordination.rendezvous import COORDINATOR_SLOTS
-from broker.groups.errors import GroupError
-from broker.groups.settings import GroupSettings
+from broker.cluster.leadership import COORDINATOR_SLOTS
+from broker.groups.state import GroupError, GroupSettings
 from runtime.blocking import ThreadBlocking
 from runtime.clock import SystemClock
 from runtime.ids import IdSource

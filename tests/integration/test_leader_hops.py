@@ -12,7 +12,7 @@ from typing import Any
 from confluent_kafka import Producer
 from kio.schema.errors import ErrorCode
 
-from broker.leadership import Placement, Question
+from broker.cluster.leadership import Placement, Question
 from storage.vocabulary import TopicId
 from tests.integration.test_membership import create
 from tests.kit.async_client import AsyncClient, parse_produced

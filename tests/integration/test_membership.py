@@ -11,8 +11,7 @@ from kio.schema.create_topics import v5 as create_v5
 from kio.schema.find_coordinator import v3 as find_v3
 from kio.schema.metadata import v9 as metadata_v9
 
-from broker.coordination.rendezvous import Candidate
-from broker.leadership import Asker, Question, leadership_of
+from broker.cluster.leadership import Asker, Candidate, Question, leadership_of
 from storage.catalog.brokers import BrokerRecord, Endpoint
 from storage.metadata import keys
 from storage.metadata.port import Put

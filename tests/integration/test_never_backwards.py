@@ -3,7 +3,7 @@
 import asyncio
 import random
 
-from broker.fetching.limits import FetchLimits
+from broker.limits import FetchLimits
 from tests.integration.test_membership import create
 from tests.kit.async_client import AsyncClient, parse_listed, parse_read
 from tests.kit.clustering import Member, SharedStores, running_cluster, shared_stores

@@ -55,8 +55,8 @@ def test_a_broker_on_files_opens_its_port_before_it_loads_what_it_may_never_need
 
 def test_no_handler_but_those_of_produce_and_fetch_is_loaded_with_the_broker() -> None:
     code = (
-        "import sys, broker.assembly; from broker.protocol import support; "
-        "print([api.name for api in support.APIS if f'broker.handlers.{api.module}' in sys.modules])"
+        "import sys, broker.assembly; from broker.protocol import apis; "
+        "print([api.name for api in apis.APIS if f'broker.handlers.{api.module}' in sys.modules])"
     )
 
     ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from broker.assembly import Broker, open_broker
-from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
-from broker.leadership import Leadership
+from broker.cluster.leadership import Leadership
+from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from process.settings.model import Settings
 from process.settings.notation import HttpAddress, Listener
 from runtime.clock import SystemClock

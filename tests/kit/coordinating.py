@@ -5,14 +5,11 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
-from broker.coordination.slots import Slots
-from broker.groups.committed import Committed
+from broker.cluster.ownership import Slots
 from broker.groups.coordinator import Coordinator
-from broker.groups.events import Join, JoinAnswer, Sync
-from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
-from broker.groups.loaded import CommitOffsets
-from broker.groups.members import Protocol
-from broker.groups.settings import GroupSettings
+from broker.groups.group import CommitOffsets
+from broker.groups.state import Committed, GroupSettings, Join, JoinAnswer, Protocol, Sync
+from broker.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from broker.coordination.rendezvous import COORDINATOR_SLOTS, slot_of
-from broker.groups.errors import GroupError
+from broker.cluster.leadership import COORDINATOR_SLOTS, slot_of
+from broker.groups.state import GroupError
 from storage.catalog.groups import topics_key
 from storage.catalog.topics import Topic
 from storage.metadata.keys import GroupKeys

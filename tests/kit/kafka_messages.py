@@ -14,9 +14,7 @@ from typing import Any, Final
 
 from kio.index import load_request_schema, load_response_schema
 
-from broker.protocol.decoder import Decoder, compile_decoder
-from broker.protocol.encoder import Encoder, compile_encoder
-from broker.protocol.schema import Field, Structure, describe
+from broker.protocol.compiler import Decoder, Encoder, Field, Structure, compile_decoder, compile_encoder, describe
 
 CLIENT_ID: Final = "probe"
 _VERSIONS_MAX: Final = 30

@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_writer
 from kio.static.protocol import Entity
 
-from broker.protocol.schema import Field, Structure, describe, to_milliseconds
+from broker.protocol.compiler import Field, Structure, describe, to_milliseconds
 
 _BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64, "uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64, "timedelta_i32": 32}
 _TEXTS = ("", "a", "topic-α", "名前", "x" * 126, "x" * 127, "y" * 128, "z" * 300)

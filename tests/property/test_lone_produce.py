@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.protocol import codec, produce, wire
-from broker.protocol.errors import ProtocolViolation
-from broker.protocol.lone_produce import LonePrefix
-from broker.protocol.produce import PartitionResult, ProduceResponse
+from broker.protocol.produce import LonePrefix, PartitionResult, ProduceResponse
+from broker.protocol.wire import ProtocolViolation
 
 TOPICS = st.sampled_from(["t", "a-longer-name-of-a-topic", "x" * 130])
 CLIENTS = st.sampled_from([None, "", "app", "äpp"])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.protocol.framing import ReplyOrder
+from broker.connection import ReplyOrder
 
 
 def frames(stream: bytes) -> list[bytes]:

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.protocol import codec, shapes
-from broker.protocol.errors import ProtocolViolation
-from broker.protocol.support import APIS, Api
-from broker.protocol.wire import ELEMENTS_MAX, uvarint
+from broker.protocol import codec
+from broker.protocol.apis import APIS, Api
+from broker.protocol.wire import ELEMENTS_MAX, ProtocolViolation, uvarint
 from tests.kit.kafka_values import kio_encoded, random_entity
 
 MUTATIONS = 40
@@ -31,7 +30,7 @@ def request_bodies(api: Api, *, samples: int) -> Iterator[tuple[int, bytes]]:
     """Legal bodies of every version served."""
     chance = random.Random(api.key)
     for version in range(api.served_minimum, api.maximum + 1):
-        structure = shapes.request_structure(api.key, version)
+        structure = codec.request_structure(api.key, version)
         for _ in range(samples):
             body = kio_encoded(random_entity(structure, chance))
             while len(body) > 4_000:

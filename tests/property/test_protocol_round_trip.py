@@ -5,11 +5,9 @@ import random
 import pytest
 from kio.schema.index import api_key_map, schema_name_map
 
-from broker.protocol import codec, shapes
-from broker.protocol.decoder import compile_decoder
-from broker.protocol.encoder import compile_encoder
-from broker.protocol.schema import Structure
-from broker.protocol.support import APIS, Api
+from broker.protocol import codec
+from broker.protocol.apis import APIS, Api
+from broker.protocol.compiler import Structure, compile_decoder, compile_encoder
 from tests.kit.kafka_values import (
     as_namespace,
     in_milliseconds,
@@ -34,8 +32,8 @@ def versions(api: Api) -> range:
 def test_a_request_of_every_version_decodes_into_its_newest_shape(api: Api) -> None:
     chance = random.Random(api.key)
     for version in versions(api):
-        message = shapes.request_structure(api.key, version)
-        values = shapes.request_shape(api, version)
+        message = codec.request_structure(api.key, version)
+        values = codec.request_shape(api, version)
         for _ in range(SAMPLES):
             request = random_entity(message, chance)
             frame = memoryview(b"header" + kio_encoded(request) + b"trailing bytes")
@@ -50,8 +48,8 @@ def test_a_request_of_every_version_decodes_into_its_newest_shape(api: Api) -> N
 def test_a_response_of_every_version_is_written_from_its_newest_shape_as_kio_writes_it(api: Api) -> None:
     chance = random.Random(api.key)
     for version in versions(api):
-        message = shapes.response_structure(api.key, version)
-        values = shapes.response_shape(api, version)
+        message = codec.response_structure(api.key, version)
+        values = codec.response_shape(api, version)
         header = (7).to_bytes(4, "big") + (b"\x00" if message.flexible and api.name != "ApiVersions" else b"")
         for _ in range(SAMPLES):
             response = projected(random_entity(message, chance), values)
@@ -67,7 +65,7 @@ def test_a_response_of_a_version_s_own_class_with_kio_s_times_is_written_as_kio_
     chance = random.Random(api.key)
     for version in versions(api):
         for _ in range(SAMPLES):
-            response = random_entity(shapes.response_structure(api.key, version), chance)
+            response = random_entity(codec.response_structure(api.key, version), chance)
 
             encoded = b"".join(codec.encode_response(api.key, version, 7, response))
 
@@ -78,7 +76,7 @@ def test_a_response_of_a_version_s_own_class_with_kio_s_times_is_written_as_kio_
 def test_unknown_tagged_fields_are_skipped_in_every_structure(api: Api) -> None:
     chance = random.Random(api.key)
     for version in versions(api):
-        message = shapes.request_structure(api.key, version)
+        message = codec.request_structure(api.key, version)
         if not message.flexible:
             continue
         later = with_unknown_tag(message, tag=200)
@@ -90,7 +88,7 @@ def test_unknown_tagged_fields_are_skipped_in_every_structure(api: Api) -> None:
 
             decoded = codec.decode_request(api.key, version, memoryview(body), 0)
 
-            assert decoded == projected(request, shapes.request_shape(api, version))
+            assert decoded == projected(request, codec.request_shape(api, version))
 
 
 def both_ways(message: Structure, chance: random.Random) -> None:
@@ -108,8 +106,8 @@ def both_ways(message: Structure, chance: random.Random) -> None:
 def test_requests_are_written_and_responses_are_read_as_well(api: Api) -> None:
     chance = random.Random(api.key)
     for version in versions(api):
-        both_ways(shapes.request_structure(api.key, version), chance)
-        both_ways(shapes.response_structure(api.key, version), chance)
+        both_ways(codec.request_structure(api.key, version), chance)
+        both_ways(codec.response_structure(api.key, version), chance)
 
 
 @pytest.mark.slow
@@ -118,5 +116,5 @@ def test_every_message_kio_knows_survives_both_ways(api_key: int) -> None:
     chance = random.Random(api_key)
     for version in schema_name_map[api_key_map[api_key]]:
         for _ in range(3):
-            both_ways(shapes.request_structure(api_key, version), chance)
-            both_ways(shapes.response_structure(api_key, version), chance)
+            both_ways(codec.request_structure(api_key, version), chance)
+            both_ways(codec.response_structure(api_key, version), chance)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from broker.coordination.slots import Claim, Slots
-from broker.groups.members import Group
-from broker.groups.offsets import StoredGroup
+from broker.cluster.ownership import Claim, Slots
+from broker.groups.state import Group
+from broker.groups.store import StoredGroup
 from sim.groups.world import run_seed
 from storage.metadata.port import Put
 

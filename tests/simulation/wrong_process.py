@@ -9,7 +9,7 @@ from typing import Any, Final
 from unittest import mock
 
 from broker.groups.coordinator import Coordinator
-from broker.groups.errors import GroupError
+from broker.groups.state import GroupError
 from forebay.__main__ import main
 from storage.log import commit
 from storage.log.batch import Appended

@@ -10,13 +10,12 @@ from kio.schema.alter_replica_log_dirs.v2 import AlterReplicaLogDirsRequest, Alt
 from kio.schema.alter_replica_log_dirs.v2.response import AlterReplicaLogDirPartitionResult, AlterReplicaLogDirTopicResult
 from kio.schema.errors import ErrorCode
 
-from broker.handling.broker_configs import LOG_DIR
+from broker.handling.configs import LOG_DIR
 from broker.handling.context import Context
-from broker.handling.existing_partitions import find_existing
 from broker.handling.kio_types import as_i32, as_topic_name
-from broker.handling.partition_bounds import TopicPartition
+from broker.handling.topics import TopicPartition, find_existing
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 
 

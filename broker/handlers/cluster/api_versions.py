@@ -1,6 +1,6 @@
 """ApiVersions (API key 18), v0-v4.
 
-Answers with the table of broker/protocol/support.py, whoever asks; no features are advertised, so older versions need none left out.
+Answers with the table of broker/protocol/apis.py, whoever asks; no features are advertised, so older versions need none left out.
 A client that calls itself by a name or version that KIP-511 does not allow (v3+) gets INVALID_REQUEST.
 A version above ours is answered in the format of v0 (`unsupported_version`), which every client can read.
 """
@@ -15,9 +15,9 @@ from kio.schema.errors import ErrorCode
 
 from broker.handling.context import Context
 from broker.handling.kio_types import as_i16
-from broker.protocol import support
+from broker.protocol import apis
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 
 API_KEY: Final = 18
 _SOFTWARE_VERSION_MINIMUM: Final = 3
@@ -41,8 +41,7 @@ def unsupported_version() -> ApiVersionsResponse:
 @cache
 def _advertised() -> tuple[ApiVersion, ...]:
     return tuple(
-        ApiVersion(api_key=as_i16(api.key), min_version=as_i16(api.minimum), max_version=as_i16(api.maximum))
-        for api in sorted(support.APIS)
+        ApiVersion(api_key=as_i16(api.key), min_version=as_i16(api.minimum), max_version=as_i16(api.maximum)) for api in sorted(apis.APIS)
     )
 
 

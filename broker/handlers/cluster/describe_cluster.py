@@ -12,13 +12,11 @@ from kio.schema.describe_cluster.v2 import DescribeClusterRequest, DescribeClust
 from kio.schema.describe_cluster.v2.response import DescribeClusterBroker
 from kio.schema.errors import ErrorCode
 
-from broker.handling.context import Context
+from broker.handling.context import Context, Node, controller_of, live_and_listed
 from broker.handling.errors import error_code_of
-from broker.handling.kio_types import as_broker_id, as_i8, as_i32
-from broker.handling.nodes import Node, controller_of, live_and_listed
-from broker.handling.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_ASKED_FOR
+from broker.handling.kio_types import CLUSTER_OPERATIONS, OPERATIONS_NOT_ASKED_FOR, as_broker_id, as_i8, as_i32
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from storage.errors import StorageError
 
 _BROKERS: Final = 1

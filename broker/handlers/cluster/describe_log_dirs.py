@@ -13,12 +13,12 @@ from kio.schema.describe_log_dirs.v5 import DescribeLogDirsRequest, DescribeLogD
 from kio.schema.describe_log_dirs.v5.response import DescribeLogDirsPartition, DescribeLogDirsResult, DescribeLogDirsTopic
 from kio.schema.errors import ErrorCode
 
-from broker.handling.broker_configs import LOG_DIR
+from broker.handling.configs import LOG_DIR
 from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_i32, as_i64, as_topic_name
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topics import Topic
 from storage.errors import StorageError, Unavailable

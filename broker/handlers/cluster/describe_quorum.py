@@ -12,12 +12,11 @@ from kio.schema.describe_quorum.v2.response import Listener, Node, PartitionData
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import u16
 
-from broker.handling import nodes
-from broker.handling.context import Context
+from broker.handling.context import Context, controller_of, live_nodes
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_broker_id, as_i32, as_i64
-from broker.handling.partition_bounds import LEADER_EPOCH
-from broker.protocol.request import Request
+from broker.handling.topics import LEADER_EPOCH
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.errors import StorageError
 
@@ -27,11 +26,11 @@ METADATA_PARTITION: Final = 0
 
 async def handle(context: Context, request: Request[DescribeQuorumRequest]) -> DescribeQuorumResponse:
     try:
-        live = await nodes.live_nodes(context)
+        live = await live_nodes(context)
     except StorageError as error:
         return DescribeQuorumResponse(error_code=error_code_of(error), error_message=str(error), topics=(), nodes=())
     now_ms = context.parts.clock.now_ms()
-    leader = nodes.controller_of(live, own_id=context.parts.broker_id)
+    leader = controller_of(live, own_id=context.parts.broker_id)
     voters = tuple(
         ReplicaState(
             replica_id=as_broker_id(node.broker_id),

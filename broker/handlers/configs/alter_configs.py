@@ -11,11 +11,11 @@ from kio.schema.alter_configs.v2.request import AlterableConfig, AlterConfigsRes
 from kio.schema.alter_configs.v2.response import AlterConfigsResourceResponse
 from kio.schema.errors import ErrorCode
 
-from broker.handling.config_alterations import KEYS_MAX, ConfigChange, ResourceChange, alter_all
+from broker.handling.configs import KEYS_MAX, ConfigChange, ResourceChange, alter_all
 from broker.handling.context import Context
-from broker.handling.refusal import Refusal
+from broker.handling.errors import Refusal
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topic_configs import validate
 

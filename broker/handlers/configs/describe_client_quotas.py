@@ -13,9 +13,9 @@ from kio.schema.describe_client_quotas.v1.request import ComponentData
 from kio.schema.errors import ErrorCode
 
 from broker.handling.context import Context
-from broker.handling.refusal import Refusal
+from broker.handling.errors import Refusal
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 
 _ENTITY_TYPES: Final = ("user", "client-id", "ip")
 _EXACT, _DEFAULT, _ANY = 0, 1, 2

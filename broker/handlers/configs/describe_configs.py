@@ -19,24 +19,25 @@ from kio.schema.describe_configs.v4.request import DescribeConfigsResource
 from kio.schema.describe_configs.v4.response import DescribeConfigsResourceResult, DescribeConfigsResult, DescribeConfigsSynonym
 from kio.schema.errors import ErrorCode
 
-from broker.handling.broker_configs import BrokerConfig, broker_configs
-from broker.handling.config_resources import (
+from broker.handling.configs import (
     BROKER,
     GROUP,
+    SET_BY_DEFAULT,
+    SET_FOR_TOPIC,
     TOPIC,
+    BrokerConfig,
+    broker_configs,
     refuse_broker_name,
     refuse_group_name,
     refuse_topic_name,
     refuse_type,
+    source_of,
 )
-from broker.handling.config_sources import DEFAULT, source_of
-from broker.handling.config_sources import TOPIC as SET_FOR_TOPIC
 from broker.handling.context import Context
-from broker.handling.errors import error_code_of
+from broker.handling.errors import Refusal, error_code_of
 from broker.handling.kio_types import as_i8
-from broker.handling.refusal import Refusal
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topic_configs import TopicConfigValue, effective
 from storage.catalog.topics import Topic
@@ -158,7 +159,7 @@ def _topic_entry(held: TopicConfigValue, details: Details) -> DescribeConfigsRes
         if held.is_set:
             synonyms.append(_synonym(config.name, held.value, SET_FOR_TOPIC))
         if config.synonym is not None:
-            synonyms.append(_synonym(config.synonym, config.default, DEFAULT))
+            synonyms.append(_synonym(config.synonym, config.default, SET_BY_DEFAULT))
     return DescribeConfigsResourceResult(
         name=config.name,
         value=held.value,

@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from broker.handling.context import Context
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 
 

@@ -16,12 +16,11 @@ from kio.schema.incremental_alter_configs.v1 import IncrementalAlterConfigsReque
 from kio.schema.incremental_alter_configs.v1.request import AlterableConfig, AlterConfigsResource
 from kio.schema.incremental_alter_configs.v1.response import AlterConfigsResourceResponse
 
-from broker.handling.config_alterations import KEYS_MAX, ConfigChange, ResourceChange, alter_all
-from broker.handling.config_resources import TOPIC
+from broker.handling.configs import KEYS_MAX, TOPIC, ConfigChange, ResourceChange, alter_all
 from broker.handling.context import Context
-from broker.handling.refusal import Refusal
+from broker.handling.errors import Refusal
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topic_configs import Alteration, Operation, alter
 

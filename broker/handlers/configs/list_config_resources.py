@@ -10,12 +10,12 @@ from kio.schema.errors import ErrorCode
 from kio.schema.list_config_resources.v1 import ListConfigResourcesRequest, ListConfigResourcesResponse
 from kio.schema.list_config_resources.v1.response import ConfigResource
 
-from broker.handling.config_resources import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC
+from broker.handling.configs import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC
 from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_i8
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.errors import StorageError
 

@@ -7,12 +7,12 @@ from kio.schema.delete_groups.v2.response import DeletableGroupResult
 from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId
 
-from broker.groups.errors import GroupError
-from broker.groups.loaded import Closed
+from broker.groups.group import Closed
+from broker.groups.state import GroupError
 from broker.handling.administration import By
 from broker.handling.context import Context
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 
 LINE_AS_GROUPS: Final = 5

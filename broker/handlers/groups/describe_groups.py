@@ -11,14 +11,12 @@ from kio.schema.describe_groups.v6.response import DescribedGroup, DescribedGrou
 from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId
 
-from broker.groups.errors import GroupError
-from broker.groups.loaded import Closed, LoadedGroup
-from broker.groups.members import Group, GroupState, Member
+from broker.groups.group import Closed, LoadedGroup
+from broker.groups.state import Group, GroupError, GroupState, Member
 from broker.handling.context import Context
-from broker.handling.kio_types import as_i32
-from broker.handling.operations import GROUP_OPERATIONS, OPERATIONS_NOT_ASKED_FOR
+from broker.handling.kio_types import GROUP_OPERATIONS, OPERATIONS_NOT_ASKED_FOR, as_i32
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 
 DEAD = "Dead"

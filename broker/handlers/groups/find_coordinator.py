@@ -15,12 +15,11 @@ from kio.schema.errors import ErrorCode
 from kio.schema.find_coordinator import v3, v6
 from kio.schema.find_coordinator.v6.response import Coordinator
 
-from broker.handling.context import Context
+from broker.handling.context import Context, Node, live_nodes
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_broker_id, as_i32
-from broker.handling.nodes import Node, live_nodes
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.errors import StorageError
 

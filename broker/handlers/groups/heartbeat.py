@@ -3,12 +3,11 @@
 from kio.schema.errors import ErrorCode
 from kio.schema.heartbeat.v4 import HeartbeatRequest, HeartbeatResponse
 
-from broker.groups.errors import GroupError
-from broker.groups.events import Heartbeat
-from broker.groups.loaded import Closed
+from broker.groups.group import Closed
+from broker.groups.state import GroupError, Heartbeat
 from broker.handling.context import Context
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 
 
 async def handle(context: Context, request: Request[HeartbeatRequest]) -> HeartbeatResponse:

@@ -8,14 +8,12 @@ from kio.schema.errors import ErrorCode
 from kio.schema.join_group.v9 import JoinGroupRequest, JoinGroupResponse
 from kio.schema.join_group.v9.response import JoinGroupResponseMember
 
-from broker.groups.errors import GroupError
-from broker.groups.events import Join, JoinAnswer
-from broker.groups.loaded import Closed
-from broker.groups.members import Protocol
+from broker.groups.group import Closed
+from broker.groups.state import GroupError, Join, JoinAnswer, Protocol
 from broker.handling.context import Context
 from broker.handling.kio_types import as_i32
 from broker.protocol.codec import as_field, milliseconds
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 
 

@@ -8,12 +8,11 @@ from kio.schema.leave_group.v2 import LeaveGroupRequest as LeaveGroupRequestOfOn
 from kio.schema.leave_group.v5 import LeaveGroupRequest, LeaveGroupResponse
 from kio.schema.leave_group.v5.response import MemberResponse
 
-from broker.groups.errors import GroupError
-from broker.groups.events import Leave
-from broker.groups.loaded import Closed
+from broker.groups.group import Closed
+from broker.groups.state import GroupError, Leave
 from broker.handling.context import Context
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 
 LEAVING_AT_ONCE: Final = 100

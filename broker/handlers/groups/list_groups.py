@@ -11,10 +11,10 @@ from kio.schema.list_groups.v5 import ListGroupsRequest, ListGroupsResponse
 from kio.schema.list_groups.v5.response import ListedGroup
 from kio.schema.types import GroupId
 
-from broker.groups.loaded import LoadedGroup
+from broker.groups.group import LoadedGroup
 from broker.handling.context import Context
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.groups import GroupHead
 

@@ -16,14 +16,13 @@ from kio.schema.offset_commit.v4 import OffsetCommitRequest as OffsetCommitReque
 from kio.schema.offset_commit.v9 import OffsetCommitRequest, OffsetCommitResponse
 from kio.schema.offset_commit.v9.response import OffsetCommitResponsePartition, OffsetCommitResponseTopic
 
-from broker.coordination.rendezvous import slot_of
-from broker.groups.committed import Committed
-from broker.groups.errors import GroupError
-from broker.groups.loaded import Closed, CommitOffsets
+from broker.cluster.leadership import slot_of
+from broker.groups.group import Closed, CommitOffsets
+from broker.groups.state import Committed, GroupError
 from broker.handling.context import Context
-from broker.handling.partition_bounds import LEADER_EPOCH
+from broker.handling.topics import LEADER_EPOCH
 from broker.protocol.codec import as_field, milliseconds
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topics import Topic
 from storage.errors import StorageError

@@ -9,14 +9,13 @@ from kio.schema.offset_delete.v0 import OffsetDeleteRequest, OffsetDeleteRespons
 from kio.schema.offset_delete.v0.request import OffsetDeleteRequestPartition, OffsetDeleteRequestTopic
 from kio.schema.offset_delete.v0.response import OffsetDeleteResponsePartition, OffsetDeleteResponseTopic
 
-from broker.groups.errors import GroupError
-from broker.groups.loaded import Closed, DeleteOffsets
-from broker.groups.members import GroupState
-from broker.groups.subscriptions import CONSUMER, subscribed_topics
+from broker.groups.group import Closed, DeleteOffsets
+from broker.groups.retention import CONSUMER, subscribed_topics
+from broker.groups.state import GroupError, GroupState
 from broker.handling.administration import LISTED_MAX
 from broker.handling.context import Context
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topics import Topic
 from storage.errors import StorageError

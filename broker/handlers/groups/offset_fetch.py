@@ -17,15 +17,14 @@ from kio.schema.offset_fetch.v7.response import OffsetFetchResponsePartition, Of
 from kio.schema.offset_fetch.v9.response import OffsetFetchResponseGroup, OffsetFetchResponsePartitions, OffsetFetchResponseTopics
 from kio.schema.types import GroupId
 
-from broker.coordination.rendezvous import slot_of
-from broker.groups.committed import NOTHING, Committed
-from broker.groups.errors import GroupError
-from broker.groups.loaded import Closed
-from broker.groups.offsets import StoredGroup
+from broker.cluster.leadership import slot_of
+from broker.groups.group import Closed
+from broker.groups.state import NOTHING, Committed, GroupError
+from broker.groups.store import StoredGroup
 from broker.handling.context import Context
 from broker.handling.kio_types import as_i32, as_i64, as_topic_name
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.errors import StorageError
 from storage.metadata.keys import group_partition_key

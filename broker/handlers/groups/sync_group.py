@@ -9,12 +9,11 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 from kio.schema.sync_group.v5 import SyncGroupRequest, SyncGroupResponse
 
-from broker.groups.errors import GroupError
-from broker.groups.events import Sync, SyncAnswer
-from broker.groups.loaded import Closed
+from broker.groups.group import Closed
+from broker.groups.state import GroupError, Sync, SyncAnswer
 from broker.handling.context import Context
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 
 _NAMED_PROTOCOL_MINIMUM: Final = 5

@@ -21,11 +21,10 @@ from kio.schema.errors import ErrorCode
 from broker.handling.administration import LISTED_MAX, By, brief_offsets
 from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
-from broker.handling.existing_partitions import find_existing
 from broker.handling.kio_types import as_i32, as_i64
-from broker.handling.partition_bounds import TopicPartition
+from broker.handling.topics import TopicPartition, find_existing
 from broker.protocol.codec import as_field, milliseconds
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topic import INTERNAL
 from storage.catalog.topic_configs import value_of

@@ -19,11 +19,10 @@ from kio.schema.types import TopicName
 
 from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
-from broker.handling.existing_partitions import describe_absence, find_existing
 from broker.handling.kio_types import as_i32, as_i64, as_producer_id
-from broker.handling.partition_bounds import TopicPartition
+from broker.handling.topics import TopicPartition, describe_absence, find_existing
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.errors import StorageError
 from storage.log.page_store import ActiveProducer

@@ -22,11 +22,10 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from broker.fetching.gathering import Gathering, Wanted, needs_refresh
-from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
-from broker.fetching.preferred_replicas import Fetcher, Near, PreferredReplicas
-from broker.fetching.waiters import Waiters
+from broker.cluster.roles import Fetcher, Near, PreferredReplicas
+from broker.delayed_fetch import Gathering, Waiters, Wanted, needs_refresh
 from broker.handling.errors import error_code_of
+from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.protocol.fetch import TOPIC_IDS_MINIMUM, FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from broker.responses import TASTE_BYTES, Room
 from runtime.clock import Clock

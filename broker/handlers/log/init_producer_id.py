@@ -16,7 +16,7 @@ from broker.handling.context import Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_i16, as_producer_id
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from storage.errors import StorageError
 
 _NONE: Final = -1

@@ -21,9 +21,9 @@ from kio.schema.list_offsets.v10.response import ListOffsetsPartitionResponse, L
 from broker.handling.context import Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_i32, as_i64
-from broker.handling.partition_bounds import LEADER_EPOCH, Located, TopicPartition, check_leader_epoch, read_bounds
+from broker.handling.topics import LEADER_EPOCH, Located, TopicPartition, check_leader_epoch, read_bounds
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import ITEMS_DEFAULT
 from storage.errors import StorageError, Unavailable
 from storage.log.time_search import TimestampedOffset, Timestamps

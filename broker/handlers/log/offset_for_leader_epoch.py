@@ -13,9 +13,9 @@ from kio.schema.offset_for_leader_epoch.v4.response import EpochEndOffset, Offse
 
 from broker.handling.context import Context
 from broker.handling.kio_types import as_i32, as_i64
-from broker.handling.partition_bounds import LEADER_EPOCH, Located, TopicPartition, check_leader_epoch, read_bounds
+from broker.handling.topics import LEADER_EPOCH, Located, TopicPartition, check_leader_epoch, read_bounds
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 
 _NONE: Final = -1

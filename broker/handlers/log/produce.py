@@ -1,14 +1,17 @@
 """Produce (API key 0), v3-v11.
 
 Checks each batch as Kafka does and submits it; acks 1 and -1 both mean durable and committed. Errors are per partition. A batch of another
-codec than its topic's `compression.type` is compressed anew first, and one whose records, or their times, must be read waits until they are
-(broker/handling/recompression.py); only short ones are read at once.
+codec than its topic's `compression.type` is compressed afresh first. One whose records, or their times, must be read waits until they are
+(broker/handling/validation.py); only short ones are read at once.
+
+`Produce` begins a request in one turn of the loop. `WideProduce` begins one that names more partitions slice by slice.
 
 Differs from Apache Kafka: acks=0 is as durable as the rest, only unanswered; NOT_LEADER_OR_FOLLOWER says "try again", never "elsewhere",
 as every broker serves every partition; transactional batches are refused with INVALID_TXN_STATE until transactions are served.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final, NamedTuple
@@ -17,12 +20,20 @@ from weakref import WeakSet
 from kio.schema.errors import ErrorCode
 
 from broker.handling.errors import error_code_of
-from broker.handling.recompression import AtOnce, Recompression, Share, Work
-from broker.handling.record_checks import Refused, TopicRules, check, is_ahead, needs_times, rules_of
+from broker.handling.validation import AtOnce, Recompression, Refused, Share, TopicRules, Work, check, is_ahead, needs_times, rules_of
 from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
-from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
+from broker.protocol.produce import (
+    PARTITIONS_PER_STEP,
+    PartitionRecords,
+    PartitionResult,
+    ProduceRequest,
+    ProduceResponse,
+    read_in_steps,
+    write_in_steps,
+)
 from runtime.clock import Clock
-from runtime.turns import Turns
+from runtime.telemetry import Metric, Telemetry
+from runtime.turns import Turns, in_turns
 from storage.catalog.topics import Topic, Topics
 from storage.errors import Corrupt, NotFound, StorageError, Unavailable, without_frames
 from storage.log.batch import Append, Appended, Batch, batch_of
@@ -34,6 +45,13 @@ from storage.vocabulary import PartitionId
 
 ACKS: Final = (-1, 0, 1)
 NOTHING_UNREAD: Final[Mapping[str, StorageError]] = {}
+BATCHES_MAX: Final = 40_000
+"""What takes two seconds to begin and 40 MiB to hold."""
+UNDER_WAY: Final = Metric(
+    "forebay_produce_batches",
+    "Batches of Produce requests that were begun and are not answered; above 40,000 others wait",
+    aggregation="sum",
+)
 
 ProduceDone = Callable[[list[PartitionResult]], None]
 
@@ -365,6 +383,164 @@ class BatchInLine(NamedTuple):
     rules: TopicRules
 
 
+class BatchRoom:
+    """Grants room in order; a batch of any size gets it when no other has any. On the loop.
+
+    Bounds how many batches are under way: each takes a KiB beside its bytes, and a request of 64 KiB can bring nearly a thousand.
+    """
+
+    def __init__(self, *, telemetry: Telemetry, batches_max: int = BATCHES_MAX) -> None:
+        self._batches_max = batches_max
+        self._held = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        telemetry.gauge(UNDER_WAY).set_function(lambda: self._held)
+
+    def take_now(self, batches: int) -> bool:
+        """False if there is no room now, or others wait for some."""
+        held = self._held
+        if self._waiting or (held and held + batches > self._batches_max):
+            return False
+        self._held = held + batches
+        return True
+
+    async def take(self, batches: int) -> None:
+        """Wait for room. Cancelled: none was taken."""
+        if self.take_now(batches):
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((batches, granted))
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self.give_back(batches)  # it came in the same turn
+            else:
+                self._waiting.remove((batches, granted))
+                self._grant()
+            raise
+
+    def give_back(self, batches: int) -> None:
+        self._held -= batches
+        if self._waiting:
+            self._grant()
+
+    def _fits(self, batches: int) -> bool:
+        return not self._held or self._held + batches <= self._batches_max
+
+    def _grant(self) -> None:
+        while self._waiting and self._fits(self._waiting[0][0]):
+            batches, granted = self._waiting.popleft()
+            if not granted.done():
+                self._held += batches
+                granted.set_result(None)
+
+
+async def read_wide(version: int, frame: memoryview, position: int) -> ProduceRequest:
+    """Raises `ProtocolViolation`."""
+    return await in_turns(read_in_steps(version, frame, position))
+
+
+class WideProduce:
+    """Begins a request that names more partitions than are begun in one turn of the loop. `handle` may run for several side by side.
+
+    It is answered alone: what its connection sends behind it waits. Its slices are begun in their order, each when there is room for its
+    batches, and go into the log like requests of their own.
+    """
+
+    def __init__(self, produce: Produce, room: BatchRoom, *, limits: BrokerLimits = DEFAULT_BROKER_LIMITS) -> None:
+        self._produce = produce
+        self._room = room
+        self._begin_s_max = limits.wide_produce_begin_s_max
+
+    async def handle(self, request: ProduceRequest, *, version: int, source: object) -> list[PartitionResult]:
+        """One result per partition, in order. Cancelled: what was begun goes on, and nobody hears of it."""
+        return await (await self.begin(request, version=version, source=source)).results()
+
+    async def begin(self, request: ProduceRequest, *, version: int, source: object) -> "BegunProduce":
+        """Return when all of it is in line for the log: what its source begins afterwards comes behind it."""
+        arrived = self._produce.losses
+        topics, unread = await self._look_up(request)
+        partitions = request.partitions
+        slices = [partitions[begin : begin + PARTITIONS_PER_STEP] for begin in range(0, len(partitions), PARTITIONS_PER_STEP)]
+        answered: list[asyncio.Future[list[PartitionResult]]] = []
+        try:
+            async with asyncio.timeout(self._begin_s_max):
+                for part in slices:
+                    await self._room.take(len(part))
+                    answered.append(self._begin(request, part, topics, unread, version=version, source=source, arrived=arrived))
+                    await asyncio.sleep(0)
+        except TimeoutError:
+            pass  # the slices that are left are answered as late ones
+        return BegunProduce(slices, answered, self._begin_s_max)
+
+    def _begin(
+        self,
+        request: ProduceRequest,
+        part: list[PartitionRecords],
+        topics: Mapping[str, Topic],
+        unread: Mapping[str, StorageError],
+        *,
+        version: int,
+        source: object,
+        arrived: int,
+    ) -> asyncio.Future[list[PartitionResult]]:
+        answered: asyncio.Future[list[PartitionResult]] = asyncio.get_running_loop().create_future()
+
+        def done(results: list[PartitionResult]) -> None:
+            self._room.give_back(len(part))
+            if not answered.done():
+                answered.set_result(results)
+
+        asked = ProduceRequest(request.transactional_id, request.acks, request.timeout_ms, part)
+        try:
+            self._produce.start(asked, topics, version=version, source=source, done=done, unread=unread, arrived=arrived)
+        except BaseException:
+            if not answered.done():
+                self._room.give_back(len(part))
+            raise
+        return answered
+
+    async def _look_up(self, request: ProduceRequest) -> tuple[dict[str, Topic], Mapping[str, StorageError]]:
+        highest: dict[str, int] = {}
+        turns = Turns()
+        for topic, partition, _ in request.partitions:
+            highest[topic] = max(partition, highest.get(topic, partition))
+            await turns.spent()
+        topics, unread = await self._produce.lookup_topics(highest)
+        return topics, unread or NOTHING_UNREAD
+
+
+class BegunProduce(NamedTuple):
+    """A request whose first slices were begun, as many as there are in `answered`."""
+
+    slices: list[list[PartitionRecords]]
+    answered: list[asyncio.Future[list[PartitionResult]]]
+    within_s: float
+    """For how long it was begun, slice by slice."""
+
+    async def results(self) -> list[PartitionResult]:
+        """One per partition, in order. For one caller."""
+        results: list[PartitionResult] = []
+        for number, part in enumerate(self.slices):
+            results += (
+                await self.answered[number] if number < len(self.answered) else [_late(named, within_s=self.within_s) for named in part]
+            )
+            await asyncio.sleep(0)
+        return results
+
+
+async def refuse_all(request: ProduceRequest, code: ErrorCode, message: str) -> list[PartitionResult]:
+    """The same answer for every partition."""
+    return await Turns().each(partial(_refused_with, code=code, message=message), request.partitions)
+
+
+async def write_wide(version: int, correlation_id: int, response: ProduceResponse) -> bytearray:
+    """As `write_response` of broker/protocol/produce.py."""
+    out = bytearray()
+    await in_turns(write_in_steps(version, correlation_id, response, out))
+    return out
+
+
 def _failed(named: PartitionRecords, code: ErrorCode, message: str | None) -> PartitionResult:
     return PartitionResult(named.topic, named.partition, code, error_message=message)
 
@@ -380,3 +556,12 @@ def _refused(named: PartitionRecords, refused: Refused) -> PartitionResult:
     return PartitionResult(
         named.topic, named.partition, refused.error_code, record_errors=refused.record_errors, error_message=refused.message
     )
+
+
+def _refused_with(named: PartitionRecords, *, code: ErrorCode, message: str) -> PartitionResult:
+    return PartitionResult(named.topic, named.partition, code, error_message=message)
+
+
+def _late(named: PartitionRecords, *, within_s: float) -> PartitionResult:
+    error = Unavailable(f"not begun within {within_s:.0f} s, since other batches of this request took as long; nothing was appended")
+    return _refused_with(named, code=ErrorCode.kafka_storage_error, message=str(error))

@@ -12,8 +12,8 @@ from kio.schema.list_offsets.v10 import ListOffsetsRequest
 
 from broker.handling.context import BrokerParts
 from broker.handling.errors import error_code_of
-from broker.handling.partition_bounds import LEADER_EPOCH
-from broker.protocol.repeated_list_offsets import AskedEnd, RepeatedRequest, correlation_id_of, repeated_key
+from broker.handling.topics import LEADER_EPOCH
+from broker.protocol.list_offsets import AskedEnd, RepeatedRequest, correlation_id_of, repeated_key
 from runtime.lru import LruCache
 from storage.errors import NotFound, StorageError
 from storage.limits import KIB

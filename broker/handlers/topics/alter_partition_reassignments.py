@@ -13,13 +13,11 @@ from kio.schema.alter_partition_reassignments.v1.response import ReassignablePar
 from kio.schema.errors import ErrorCode
 
 from broker.handling.context import Context
-from broker.handling.errors import error_code_of
-from broker.handling.existing_partitions import describe_absence, find_existing
+from broker.handling.errors import Refusal, error_code_of
 from broker.handling.kio_types import as_i32
-from broker.handling.partition_bounds import TopicPartition
-from broker.handling.refusal import Refusal
+from broker.handling.topics import TopicPartition, describe_absence, find_existing
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topics import Topic
 from storage.errors import StorageError

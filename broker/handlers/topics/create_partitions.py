@@ -20,11 +20,10 @@ from kio.schema.errors import ErrorCode
 
 from broker.handling.administration import By
 from broker.handling.context import BrokerParts, Context
-from broker.handling.errors import error_code_of
+from broker.handling.errors import Refusal, error_code_of
 from broker.handling.kio_types import as_topic_name
-from broker.handling.refusal import Refusal
 from broker.protocol.codec import as_field, milliseconds
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topics import PARTITIONS_MAX, Topic
 from storage.errors import StorageError

@@ -23,14 +23,12 @@ from kio.schema.create_topics.v7.response import CreatableTopicConfigs, Creatabl
 from kio.schema.errors import ErrorCode
 
 from broker.handling.administration import By
-from broker.handling.config_sources import source_of
+from broker.handling.configs import noting_not_enforced, source_of
 from broker.handling.context import BrokerParts, Context
-from broker.handling.errors import error_code_of
+from broker.handling.errors import Refusal, error_code_of
 from broker.handling.kio_types import as_i8, as_i16, as_i32, as_topic_name, as_uuid
-from broker.handling.not_enforced import noting_not_enforced
-from broker.handling.refusal import Refusal
 from broker.protocol.codec import as_field, milliseconds
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topic import NEVER_A_TOPIC, collision_key, validate_name
 from storage.catalog.topic_configs import InvalidTopicConfig, effective, validate

@@ -18,7 +18,7 @@ from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_topic_id, as_topic_name, as_uuid
 from broker.protocol.codec import as_field, milliseconds
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topic import validate_name
 from storage.catalog.topics import Topic

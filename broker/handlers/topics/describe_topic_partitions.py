@@ -20,16 +20,14 @@ from kio.schema.describe_topic_partitions.v0.response import (
 )
 from kio.schema.errors import ErrorCode
 
-from broker.handling.context import BrokerParts, Context
+from broker.cluster.leadership import Asker, Placement
+from broker.cluster.roles import placement_by_role
+from broker.handling.context import BrokerParts, Context, live_nodes
 from broker.handling.errors import error_code_of
-from broker.handling.kio_types import as_broker_id, as_i32, as_topic_name, as_uuid
-from broker.handling.nodes import live_nodes
-from broker.handling.operations import OPERATIONS_NOT_ASKED_FOR, TOPIC_OPERATIONS
-from broker.handling.partition_bounds import LEADER_EPOCH
-from broker.leadership import Asker, Placement
+from broker.handling.kio_types import OPERATIONS_NOT_ASKED_FOR, TOPIC_OPERATIONS, as_broker_id, as_i32, as_topic_name, as_uuid
+from broker.handling.topics import LEADER_EPOCH
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
-from broker.roles import placement_by_role
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topic import INTERNAL, validate_name
 from storage.catalog.topics import Topic

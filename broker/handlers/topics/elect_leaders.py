@@ -1,6 +1,6 @@
 """ElectLeaders (API key 43), v0-v2.
 
-Leaders are advice that Metadata gives (broker/leadership.py); there is no election to hold. Each partition that is named is
+Leaders are advice that Metadata gives (broker/cluster/leadership.py); there is no election to hold. Each partition that is named is
 ELECTION_NOT_NEEDED, or UNKNOWN_TOPIC_OR_PARTITION; null asks for all of them, of which none needs one, so the answer is empty, as Kafka's.
 An election type (v1+) other than preferred (0) and unclean (1) is INVALID_REQUEST.
 """
@@ -14,11 +14,10 @@ from kio.schema.elect_leaders.v2.response import PartitionResult, ReplicaElectio
 from kio.schema.errors import ErrorCode
 
 from broker.handling.context import Context
-from broker.handling.existing_partitions import describe_absence, find_existing
 from broker.handling.kio_types import as_i32
-from broker.handling.partition_bounds import TopicPartition
+from broker.handling.topics import TopicPartition, describe_absence, find_existing
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 from runtime.turns import Turns
 from storage.catalog.topics import Topic
 

@@ -8,7 +8,7 @@ from kio.schema.list_partition_reassignments.v0 import ListPartitionReassignment
 
 from broker.handling.context import Context
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
+from broker.protocol.wire import Request
 
 
 async def handle(_context: Context, _request: Request[ListPartitionReassignmentsRequest]) -> ListPartitionReassignmentsResponse:

@@ -1,10 +1,10 @@
 """Metadata (API key 3), v0-v13.
 
 Lists all live brokers at the listener that was asked by, with racks; the one that answers is the controller, or else one of the role
-`admin`. The strategy `kafka.leader` (broker/leadership.py) names leaders among the brokers of the role `produce`. The leader epoch is
-always 0: any broker serves any partition. Replicas and in-sync replicas are the leader and other live brokers, from the largest number of
-racks, up to the topic's replication factor and the brokers there are. Topics: null is all of them, an empty list none (v0: all); by name,
-or by id (v12+: UNKNOWN_TOPIC_ID). A name that is not there is created if the request allows it (before v4 it always does) and
+`admin`. The strategy `kafka.leader` (broker/cluster/leadership.py) names leaders among the brokers of the role `produce`. The leader epoch
+is always 0: any broker serves any partition. Replicas and in-sync replicas are the leader and other live brokers, from the largest number
+of racks, up to the topic's replication factor and the brokers there are. Topics: null is all of them, an empty list none (v0: all); by
+name, or by id (v12+: UNKNOWN_TOPIC_ID). A name that is not there is created if the request allows it (before v4 it always does) and
 `kafka.auto_create_topics` is set, and answered at once, as it exists.
 
 Differs from Apache Kafka: names beside ids in one request are answered, too.
@@ -28,18 +28,24 @@ from kio.schema.metadata.v13.response import (
 )
 from kio.static.primitive import i32
 
+from broker.cluster.leadership import Asker, Placement
+from broker.cluster.roles import placement_by_role
 from broker.handling.administration import By
-from broker.handling.auto_creation import create_missing
-from broker.handling.context import BrokerParts, Context
+from broker.handling.context import BrokerParts, Context, Node, controller_of, live_and_listed
 from broker.handling.errors import error_code_of
-from broker.handling.kio_types import as_broker_id, as_i32, as_topic_id, as_topic_name, as_uuid
-from broker.handling.nodes import Node, controller_of, live_and_listed
-from broker.handling.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_ASKED_FOR, TOPIC_OPERATIONS
-from broker.handling.partition_bounds import LEADER_EPOCH
-from broker.leadership import Asker, Placement
+from broker.handling.kio_types import (
+    CLUSTER_OPERATIONS,
+    OPERATIONS_NOT_ASKED_FOR,
+    TOPIC_OPERATIONS,
+    as_broker_id,
+    as_i32,
+    as_topic_id,
+    as_topic_name,
+    as_uuid,
+)
+from broker.handling.topics import LEADER_EPOCH, create_missing
 from broker.protocol.codec import as_field
-from broker.protocol.request import Request
-from broker.roles import placement_by_role
+from broker.protocol.wire import Request
 from runtime.turns import ITEMS_DEFAULT, Turns
 from storage.catalog.topic import INTERNAL, validate_name
 from storage.catalog.topics import Topic

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, NewTopic, ResourceType
 
-from broker.protocol.support import APIS
+from broker.protocol.apis import APIS
 from runtime.clock import SystemClock
 from services.kafka import running_kafka
 from tests.compat.recorder import HOST, Recorder, recording

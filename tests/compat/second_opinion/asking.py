@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from broker.protocol import support
+from broker.protocol import apis
 from tests.kit.kafka_messages import frame, plain
 from tests.kit.raw_client import RawClient
 
@@ -129,12 +129,12 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def api_key(name: str) -> int:
-    return next(api.key for api in support.APIS if api.name == name)
+    return next(api.key for api in apis.APIS if api.name == name)
 
 
 def versions(name: str) -> Iterator[int]:
     """Those that Forebay serves."""
-    api = next(api for api in support.APIS if api.name == name)
+    api = next(api for api in apis.APIS if api.name == name)
     yield from range(api.served_minimum, api.maximum + 1)
 
 

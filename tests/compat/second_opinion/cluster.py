@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from broker.protocol import support
+from broker.protocol import apis
 from tests.compat.second_opinion.asking import Line, versions
 from tests.compat.second_opinion.topics import TIMEOUT_MS, append, create, topic
 
@@ -115,7 +115,7 @@ def security(line: Line) -> None:
 
 
 def _name(key: int) -> str:
-    found = support.find(key)
+    found = apis.find(key)
     return found.name if found else f"key {key}"
 
 

@@ -8,7 +8,7 @@ from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest
 from kio.schema.errors import ErrorCode
 
-from broker.coordination.rendezvous import slot_of
+from broker.cluster.leadership import slot_of
 from storage.metadata.memory import MemoryMetadataStore
 from tests.kit.clustering import running_cluster
 from tests.kit.faulty_metadata import FaultyMetadata

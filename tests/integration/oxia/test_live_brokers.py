@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from broker.registration import RegisteredLife
+from broker.cluster.registration import RegisteredLife
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery

@@ -7,10 +7,9 @@ from typing import Any
 
 from broker.addresses import Addresses, ClientAddress
 from broker.admission import Admission
-from broker.connection import Connection
+from broker.connection import Connection, Requests
 from broker.dispatch import Client, Done, Start
-from broker.protocol.errors import ProtocolViolation
-from broker.requests import Requests
+from broker.protocol.wire import ProtocolViolation
 from broker.responses import Responses
 from runtime.frames import FRAME_OVERHEAD_BYTES, Account, Frame, make_frame
 from runtime.supervision import Nursery

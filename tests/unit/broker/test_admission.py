@@ -4,8 +4,20 @@ from collections.abc import Callable
 import pytest
 
 from broker.addresses import Addresses
-from broker.admission import ADMITTED_BYTES, FAIR_SHARE, PATIENT_LOOKS, PAUSES, ROUNDS_PER_TURN, STALLED, Admission
-from broker.half_sent import BEHIND_LOOKS_MIN, FINISH_S, LOOK_S, LOOKED_AT_PER_STEP, WATCHED_SHARE
+from broker.admission import (
+    ADMITTED_BYTES,
+    BEHIND_LOOKS_MIN,
+    FAIR_SHARE,
+    FINISH_S,
+    LOOK_S,
+    LOOKED_AT_PER_STEP,
+    PATIENT_LOOKS,
+    PAUSES,
+    ROUNDS_PER_TURN,
+    STALLED,
+    WATCHED_SHARE,
+    Admission,
+)
 from runtime.frames import FRAME_OVERHEAD_BYTES, Account, Frame
 from runtime.telemetry import Telemetry
 from storage.limits import KIB, MIB, REQUEST_SHARE_MAX

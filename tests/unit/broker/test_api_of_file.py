@@ -1,7 +1,7 @@
 import pytest
 
-from broker.api_of_file import api_of_file
-from broker.protocol import support
+from broker.protocol import apis
+from broker.protocol.apis import api_of_file
 
 
 @pytest.mark.parametrize(
@@ -9,7 +9,7 @@ from broker.protocol import support
     [
         ("broker/handlers/topics/metadata.py", "Metadata"),
         ("broker/handlers/configs/incremental_alter_configs.py", "IncrementalAlterConfigs"),
-        ("broker/handling/record_checks.py", "Produce"),
+        ("broker/handling/validation.py", "Produce"),
         ("<decoder of DescribeConfigsRequest 4>", "DescribeConfigs"),
         ("<encoder of MetadataResponse 13>", "Metadata"),
         ("<decoder of NoSuchThingRequest 4>", None),
@@ -22,4 +22,4 @@ def test_code_says_which_api_it_serves(filename: str, api: str | None) -> None:
 
 
 def test_every_api_has_its_handler() -> None:
-    assert {api_of_file(f"broker/handlers/{api.module.replace('.', '/')}.py") for api in support.APIS} == {api.name for api in support.APIS}
+    assert {api_of_file(f"broker/handlers/{api.module.replace('.', '/')}.py") for api in apis.APIS} == {api.name for api in apis.APIS}

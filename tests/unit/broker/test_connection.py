@@ -8,22 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.admission import LAST_READ_BYTES, READ_PER_TURN_BYTES, READERS_PER_TURN, Admission
+from broker.admission import BEHIND_LOOKS_MIN, LAST_READ_BYTES, READ_PER_TURN_BYTES, READERS_PER_TURN, Admission, Sender
 from broker.connection import (
     ARENA_BYTES,
     FRAME_GROWTH,
     GATHERED_BYTES_MAX,
     NO_MEMORY,
     OWN_BUFFER_FROM_BYTES,
+    PREFIX_BYTES,
     PROVEN_BYTES_MAX,
     TOGETHER_BYTES_MAX,
     UNANSWERED_BYTES_MAX,
     UNANSWERED_REQUESTS_MAX,
 )
 from broker.dispatch import Unanswerable
-from broker.half_sent import BEHIND_LOOKS_MIN, Sender
-from broker.protocol.errors import ProtocolViolation
-from broker.protocol.framing import PREFIX_BYTES
+from broker.protocol.wire import ProtocolViolation
 from runtime.frames import FRAME_OVERHEAD_BYTES, Frame
 from runtime.telemetry import Telemetry
 from storage.limits import FRAME_BYTES_MAX, KIB, MIB

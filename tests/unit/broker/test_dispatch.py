@@ -14,6 +14,7 @@ from kio.serial import entity_reader
 from structlog.testing import capture_logs
 
 from broker.addresses import Addresses
+from broker.cluster.registration import THROTTLE_MS, Leaving
 from broker.dispatch import (
     LARGE_ANSWERS_MAX,
     LARGE_REQUEST_BYTES,
@@ -29,14 +30,12 @@ from broker.handlers.table import HANDLERS
 from broker.handlers.topics import metadata as metadata_module
 from broker.handlers.topics.metadata import PLACED_AT_ONCE
 from broker.handling.context import Context
-from broker.leaving import THROTTLE_MS, Leaving
 from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.protocol import codec
 from broker.protocol import produce as produce_wire
-from broker.protocol.encoder import STEP_ELEMENTS
-from broker.protocol.errors import ProtocolViolation
-from broker.protocol.lone_produce import LonePrefix
-from broker.protocol.request import Request
+from broker.protocol.compiler import ENCODED_PER_STEP
+from broker.protocol.produce import LonePrefix
+from broker.protocol.wire import ProtocolViolation, Request
 from broker.responses import HasReplies, Responses
 from runtime.clock import Clock, SystemClock
 from runtime.frames import Account
@@ -514,7 +513,7 @@ async def test_a_large_answer_leaves_the_loop_to_others_for_each_step_of_it(monk
         replies = await asyncio.gather(*[made.handle(metadata(*names)) for _ in range(3 * LARGE_ANSWERS_MAX)])
         following.cancel()
 
-    assert steps[0] >= 1_000 // STEP_ELEMENTS
+    assert steps[0] >= 1_000 // ENCODED_PER_STEP
     assert alone >= steps[0] + 1_000 // PLACED_AT_ONCE
     assert turns - alone >= 2 * steps[0]
     assert sum(len(topic.partitions) for topic in answer(reply, METADATA, 9).topics) == 1_000

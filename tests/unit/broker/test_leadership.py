@@ -5,8 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.coordination.rendezvous import Candidate, slot_of, winner_of
-from broker.leadership import Asker, ClientLeadership, Leadership, PartitionLeadership, Question, SelfLeadership, leadership_of, nearest
+from broker.cluster.leadership import (
+    Asker,
+    Candidate,
+    ClientLeadership,
+    Leadership,
+    PartitionLeadership,
+    Question,
+    SelfLeadership,
+    leadership_of,
+    nearest,
+    slot_of,
+    winner_of,
+)
 from storage.vocabulary import TopicId
 
 TOPIC = TopicId("00000000-0000-4000-8000-000000000001")

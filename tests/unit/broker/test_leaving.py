@@ -1,4 +1,4 @@
-from broker.leaving import QUIET_S, THROTTLE_MS, Leaving
+from broker.cluster.registration import QUIET_S, THROTTLE_MS, Leaving
 from tests.unit.process.http.manual_clock import ManualClock
 
 

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.dispatch import Dispatch, Unanswerable
-from broker.protocol.lone_produce import LonePrefix
+from broker.protocol.produce import LonePrefix
 from storage.catalog.topics import Topic
 from tests.kit.record_batches import NOW_MS, record_batch
 from tests.unit.broker.test_dispatch import Desk, FakeClient, desk, produced

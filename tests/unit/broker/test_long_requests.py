@@ -13,9 +13,8 @@ from typing import Any, Self
 
 import pytest
 
-from broker.protocol import codec, shapes, support
-from broker.protocol.encoder import compile_encoder
-from broker.protocol.schema import Field, Structure
+from broker.protocol import apis, codec
+from broker.protocol.compiler import Field, Structure, compile_encoder
 from tests.kit.raw_client import header
 from tests.kit.turns import Turns
 from tests.unit.broker.test_dispatch import Desk, desk
@@ -35,10 +34,10 @@ WAIT_FOR_MEMBERS = {"JoinGroup", "SyncGroup"}
 OF_GROUPS = {"DescribeGroups", "DeleteGroups", "OffsetFetch"}
 APIS = [
     api
-    for api in support.APIS
+    for api in apis.APIS
     if api.key not in (codec.PRODUCE, codec.FETCH)
     and api.name not in WAIT_FOR_MEMBERS
-    and any(field.array for field in shapes.request_structure(api.key, api.maximum).fields)
+    and any(field.array for field in codec.request_structure(api.key, api.maximum).fields)
 ]
 
 
@@ -73,8 +72,8 @@ def filled(structure: Structure, number: int, counts: tuple[int, ...]) -> object
     return structure.cls(**fields)
 
 
-def frame_of(api: support.Api, counts: tuple[int, ...]) -> bytes:
-    structure = shapes.request_structure(api.key, api.maximum)
+def frame_of(api: apis.Api, counts: tuple[int, ...]) -> bytes:
+    structure = codec.request_structure(api.key, api.maximum)
     body = bytearray()
     compile_encoder(structure, structure)(filled(structure, 0, counts), body)
     return header(api.key, api.maximum) + body
@@ -103,7 +102,7 @@ def _no_collections() -> Iterator[None]:
 @pytest.mark.usefixtures("_no_collections")
 @pytest.mark.parametrize("counts", [(NAMED, 1), (1, NAMED)], ids=["wide", "deep"])
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
-async def test_a_request_that_names_thousands_is_dealt_with_in_turns(api: support.Api, counts: tuple[int, ...]) -> None:
+async def test_a_request_that_names_thousands_is_dealt_with_in_turns(api: apis.Api, counts: tuple[int, ...]) -> None:
     if api.name in OF_GROUPS:
         counts = tuple(min(count, NAMED_OF_GROUPS) for count in counts)
     frame = frame_of(api, counts)
@@ -151,7 +150,7 @@ class Lines:
 @pytest.mark.usefixtures("_no_collections")
 @pytest.mark.parametrize("counts", [(COUNTED, 1), (1, COUNTED)], ids=["wide", "deep"])
 @pytest.mark.parametrize("api", [api for api in APIS if api.name not in OF_GROUPS], ids=lambda api: api.name)
-async def test_no_turn_of_a_request_goes_through_all_that_it_names(api: support.Api, counts: tuple[int, ...]) -> None:
+async def test_no_turn_of_a_request_goes_through_all_that_it_names(api: apis.Api, counts: tuple[int, ...]) -> None:
     frame = frame_of(api, counts)
     async with desk() as made:
         await made.topics.create("name-000000", partition_count=10, replication_factor=1, configs={})

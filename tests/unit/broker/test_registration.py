@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 from structlog.testing import capture_logs
 
+from broker.cluster.registration import RegisteredLife
 from broker.limits import BrokerLimits
-from broker.registration import RegisteredLife
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry

@@ -16,7 +16,7 @@ from kio.schema.list_offsets.v10.response import ListOffsetsPartitionResponse, L
 from broker.handlers.log.repeated_list_offsets import KNOWN_MAX, REQUEST_BYTES_MAX
 from broker.handling.kio_types import as_i32, as_i64
 from broker.protocol import codec
-from broker.protocol.repeated_list_offsets import FLEXIBLE_MINIMUM, RepeatedRequest
+from broker.protocol.list_offsets import FLEXIBLE_MINIMUM, RepeatedRequest
 from storage.errors import NotFound, StorageError, Unavailable
 from storage.log.fresh_reads import LogBounds
 from tests.kit.raw_client import frame_of

@@ -13,8 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker import dispatch as dispatch_module
-from broker.groups.events import Leave
-from broker.groups.members import Protocol
+from broker.groups.state import Leave, Protocol
 from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.protocol import produce as produce_wire
 from storage.catalog.topics import Topic

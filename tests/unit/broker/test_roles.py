@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from broker.leadership import Asker, ClientLeadership, Leadership, PartitionLeadership, SelfLeadership
-from broker.roles import OwnRoles, placement_by_role
+from broker.cluster.leadership import Asker, ClientLeadership, Leadership, PartitionLeadership, SelfLeadership
+from broker.cluster.roles import OwnRoles, placement_by_role
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
 from storage.catalog.brokers import ALL_ROLES, BrokerDirectory, Endpoint, Role

@@ -10,8 +10,8 @@ import structlog.testing
 
 from broker import server as server_module
 from broker.admission import Admission
+from broker.cluster.registration import QUIET_S, Leaving
 from broker.connection import STOPPED_S
-from broker.leaving import QUIET_S, Leaving
 from broker.responses import UNREAD_S, Responses
 from broker.server import CONNECTIONS, EVICTED, STALLED_S, VIOLATIONS, ConnectionLimits, Server
 from broker.server import CONNECTIONS_MAX as CONNECTIONS_MAX_METRIC

@@ -3,11 +3,11 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
+from broker.dispatch import Slow, SlowRequests
 from broker.handlers.table import HANDLERS
 from broker.handling.context import Context
 from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
-from broker.protocol.request import Request
-from broker.slow_requests import Slow, SlowRequests
+from broker.protocol.wire import Request
 from runtime.logs import SAID_EVERY_S
 from tests.kit.faulty_metadata import ManualClock
 from tests.kit.record_batches import record_batch

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from broker.coordination.rendezvous import Candidate, rank_candidates
+from broker.cluster.leadership import Candidate, rank_candidates
 from forebay.commands.bench.load.reconcile import LoadPartition
 
 CLIENT: Final = "client"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.coordination.owned_record import TIMER_S_MIN, DueTimer
+from broker.groups.group import TIMER_S_MIN, DueTimer
 from runtime.clock import SystemClock
 
 HOUR_S = 3_600.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from broker.coordination.neighbours import DEATH_S, FRESH_S, PROBE_S, PROBES_MAX, UNREACHED_S, Address, Neighbours, Network, SystemNetwork
+from broker.cluster.liveness import DEATH_S, FRESH_S, PROBE_S, PROBES_MAX, UNREACHED_S, Address, Neighbours, Network, SystemNetwork
 from runtime.clock import Clock, SystemClock
 from runtime.supervision import Nursery
 from sim.loop import VirtualClock, VirtualLoop

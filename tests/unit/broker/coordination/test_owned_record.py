@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from broker.coordination.owned_record import NOBODY, OwnedRecord, Refusals, WriteFirst
+from broker.groups.group import NOBODY, OwnedRecord, Refusals, WriteFirst
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from storage.errors import Fenced, OutcomeUnknown, StorageError

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import pytest
 from structlog.testing import capture_logs
 
-from broker.coordination.rendezvous import COORDINATOR_SLOTS, Candidate, slot_of, winner_of
-from broker.coordination.slots import Slots
+from broker.cluster.leadership import COORDINATOR_SLOTS, Candidate, slot_of, winner_of
+from broker.cluster.ownership import Slots
 from broker.groups.coordinator import CHECKS_PER_LOOK, SLOTS_CHECK_S, Coordinator
-from broker.groups.loaded import Closed
-from broker.groups.settings import GroupSettings
+from broker.groups.group import Closed
+from broker.groups.state import GroupSettings
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker.fetching.gathering import Gathering, Wanted
-from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
+from broker.delayed_fetch import Gathering, Wanted
+from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from storage.errors import Corrupt
 from storage.formats.segment import segment_key
 from storage.log import segments

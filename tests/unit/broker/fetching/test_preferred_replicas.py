@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from broker.coordination.rendezvous import Candidate
-from broker.fetching.preferred_replicas import ASK_AGAIN_S, PreferredReplicas
-from broker.leadership import Asker, ClientLeadership, Leadership, PartitionLeadership, Question, SelfLeadership
+from broker.cluster.leadership import Asker, Candidate, ClientLeadership, Leadership, PartitionLeadership, Question, SelfLeadership
+from broker.cluster.roles import ASK_AGAIN_S, PreferredReplicas
 from storage.catalog.brokers import BrokerDirectory, Endpoint
 from storage.vocabulary import PartitionId, TopicId
 from tests.kit.faulty_metadata import FaultyMetadata, ManualClock

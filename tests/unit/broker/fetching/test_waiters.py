@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
-from broker.fetching.waiters import OWN_HINT_S, Waiters
+from broker.delayed_fetch import OWN_HINT_S, Waiters
+from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from runtime.clock import Clock, SystemClock
 from runtime.supervision import Nursery
 from sim.loop import VirtualClock, VirtualLoop

@@ -3,11 +3,26 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.groups.errors import GroupError
-from broker.groups.events import Answer, Event, Heartbeat, Join, JoinAnswer, Leave, LeaveAnswer, Reply, Save, Sync, SyncAnswer, Tick
-from broker.groups.members import Group, GroupState, Protocol
-from broker.groups.settings import GroupSettings
-from broker.groups.state import step
+from broker.groups.state import (
+    Answer,
+    Event,
+    Group,
+    GroupError,
+    GroupSettings,
+    GroupState,
+    Heartbeat,
+    Join,
+    JoinAnswer,
+    Leave,
+    LeaveAnswer,
+    Protocol,
+    Reply,
+    Save,
+    Sync,
+    SyncAnswer,
+    Tick,
+    step,
+)
 
 RANGE = (Protocol("range", b"r"), Protocol("sticky", b"s"))
 DELAY_S = 3.0

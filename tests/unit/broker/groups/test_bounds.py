@@ -6,14 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 import structlog.testing
 
-from broker.groups.by_shard import ByShard
-from broker.groups.coordinator import Coordinator
-from broker.groups.errors import GroupError
-from broker.groups.events import Heartbeat, JoinAnswer, Leave
-from broker.groups.limits import GroupLimits
-from broker.groups.loaded import Closed
+from broker.groups.coordinator import ByShard, Coordinator
+from broker.groups.group import Closed
 from broker.groups.memory import REFUSED
-from broker.groups.settings import GroupSettings
+from broker.groups.state import GroupError, GroupSettings, Heartbeat, JoinAnswer, Leave
+from broker.limits import GroupLimits
 from storage.limits import KIB
 from storage.metadata.port import Record
 from storage.vocabulary import PartitionId

@@ -5,13 +5,10 @@ from typing import Any
 
 import pytest
 
-from broker.coordination.rendezvous import Candidate, slot_of, winner_of
+from broker.cluster.leadership import Candidate, slot_of, winner_of
 from broker.groups.coordinator import GROUP_NAME_BYTES_MAX
-from broker.groups.errors import GroupError
-from broker.groups.events import Heartbeat, JoinAnswer
-from broker.groups.loaded import Closed, ConfirmOwnership, DeleteOffsets
-from broker.groups.members import GroupState
-from broker.groups.settings import GroupSettings
+from broker.groups.group import Closed, ConfirmOwnership, DeleteOffsets
+from broker.groups.state import GroupError, GroupSettings, GroupState, Heartbeat, JoinAnswer
 from storage.metadata import keys
 from storage.metadata.keys import GroupKeys
 from storage.metadata.port import Key, Record

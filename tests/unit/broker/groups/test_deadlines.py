@@ -5,12 +5,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from broker.groups.errors import GroupError
-from broker.groups.events import Heartbeat, JoinAnswer, Sync
-from broker.groups.limits import GroupLimits
-from broker.groups.loaded import Closed, ConfirmOwnership, LoadedGroup
-from broker.groups.members import GroupState
-from broker.groups.settings import GroupSettings
+from broker.groups.group import Closed, ConfirmOwnership, LoadedGroup
+from broker.groups.state import GroupError, GroupSettings, GroupState, Heartbeat, JoinAnswer, Sync
+from broker.limits import GroupLimits
 from storage.metadata.port import WriteOp
 from tests.kit.coordinating import FIRST, Node, committed, join_of, of_member, simple, stable, world
 from tests.kit.faulty_metadata import Fault

@@ -5,10 +5,10 @@ import itertools
 
 import pytest
 
-from broker.coordination.rendezvous import slot_of
-from broker.groups.errors import GroupError
-from broker.groups.limits import GroupLimits
-from broker.groups.loaded import Closed
+from broker.cluster.leadership import slot_of
+from broker.groups.group import Closed
+from broker.groups.state import GroupError
+from broker.limits import GroupLimits
 from storage.metadata import keys
 from storage.metadata.port import Delete
 from tests.kit.coordinating import Node, stable, world

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.coordination.rendezvous import slot_of
-from broker.groups.errors import GroupError
-from broker.groups.loaded import Closed, DeleteOffsets
-from broker.groups.members import Group
-from broker.groups.offsets import StoredGroup
+from broker.cluster.leadership import slot_of
+from broker.groups.group import Closed, DeleteOffsets
+from broker.groups.state import Group, GroupError
+from broker.groups.store import StoredGroup
 from runtime.clock import SystemClock
 from storage.errors import Fenced
 from storage.metadata.keys import GroupKeys

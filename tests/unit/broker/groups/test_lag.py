@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.groups.errors import GroupError
 from broker.groups.lag import (
     ENDS_AT_ONCE,
     ENDS_KEPT_MAX,
@@ -20,8 +19,7 @@ from broker.groups.lag import (
     EndHistory,
     LagSampler,
 )
-from broker.groups.members import Protocol
-from broker.groups.settings import GroupSettings
+from broker.groups.state import GroupError, GroupSettings, Protocol
 from runtime.telemetry import Telemetry
 from storage.errors import StorageError, Unavailable
 from storage.log.fresh_reads import LogBounds

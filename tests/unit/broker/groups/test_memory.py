@@ -6,14 +6,10 @@ from dataclasses import replace
 import pytest
 import structlog.testing
 
-from broker.groups.committed import Committed
 from broker.groups.coordinator import Coordinator
-from broker.groups.errors import GroupError
-from broker.groups.events import Leave, Sync, SyncAnswer
-from broker.groups.loaded import Closed, CommitOffsets
-from broker.groups.members import Group, Protocol
+from broker.groups.group import Closed, CommitOffsets
 from broker.groups.memory import GROUP_BYTES, GROUP_SHARE, HELD, MEMBER_BYTES, PROTOCOL_BYTES, REFUSED, SMALL_BYTES, growth_bytes
-from broker.groups.settings import GroupSettings
+from broker.groups.state import Committed, Group, GroupError, GroupSettings, Leave, Protocol, Sync, SyncAnswer
 from storage.limits import KIB, MIB
 from storage.vocabulary import PartitionId
 from tests.kit.coordinating import FIRST, Node, committed, join_of, of_member, simple, stable, world

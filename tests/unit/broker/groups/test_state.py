@@ -2,10 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.groups.errors import GroupError
-from broker.groups.members import GroupState, Protocol
-from broker.groups.settings import GroupSettings
-from broker.groups.state import NEW_MEMBER_WAIT_S
+from broker.groups.state import NEW_MEMBER_WAIT_S, GroupError, GroupSettings, GroupState, Protocol
 from tests.unit.broker.groups.stepping import DELAY_S, RANGE, REBALANCE_S, SESSION_S, Stepped
 
 

@@ -5,9 +5,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.groups.members import GroupState, Protocol
-from broker.groups.records import group_of, record_of
-from broker.groups.settings import GroupSettings
+from broker.groups.state import GroupSettings, GroupState, Protocol
+from broker.groups.store import group_of, record_of
 from tests.unit.broker.groups.stepping import Stepped
 
 PROTOCOLS = [(Protocol("a", b"1"),), (Protocol("a", b"2"),), (Protocol("b", b"1"), Protocol("a", b"1")), (Protocol("b", b"1"),), ()]

@@ -10,10 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from broker.groups.errors import GroupError
-from broker.groups.members import GroupState, Protocol
-from broker.groups.settings import GroupSettings
-from broker.groups.state import NEW_MEMBER_WAIT_S
+from broker.groups.state import NEW_MEMBER_WAIT_S, GroupError, GroupSettings, GroupState, Protocol
 from tests.unit.broker.groups.stepping import SESSION_S, Stepped
 
 REBALANCE_S = NEW_MEMBER_WAIT_S + 100

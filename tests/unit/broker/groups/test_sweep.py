@@ -8,15 +8,12 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from broker.coordination.rendezvous import slot_of
+from broker.cluster.leadership import slot_of
 from broker.groups.coordinator import GROUP_NAME_BYTES_MAX
-from broker.groups.errors import GroupError
-from broker.groups.events import Leave
-from broker.groups.limits import GroupLimits
-from broker.groups.loaded import Closed, DeleteOffsets, LoadedGroup
-from broker.groups.members import GroupState, Protocol
+from broker.groups.group import Closed, DeleteOffsets, LoadedGroup
 from broker.groups.memory import GROUP_BYTES, MEMBER_BYTES
-from broker.groups.settings import GroupSettings
+from broker.groups.state import GroupError, GroupSettings, GroupState, Leave, Protocol
+from broker.limits import GroupLimits
 from storage.catalog.groups import topics_key
 from storage.errors import Unavailable
 from storage.metadata import keys

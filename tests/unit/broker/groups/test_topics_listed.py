@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from broker.coordination.rendezvous import slot_of
-from broker.groups.errors import GroupError
-from broker.groups.limits import GroupLimits
-from broker.groups.loaded import Closed, DeleteOffsets
-from broker.groups.members import Group
-from broker.groups.offsets import StoredGroup
+from broker.cluster.leadership import slot_of
+from broker.groups.group import Closed, DeleteOffsets
+from broker.groups.state import Group, GroupError
+from broker.groups.store import StoredGroup
+from broker.limits import GroupLimits
 from runtime.clock import SystemClock
 from storage.catalog.groups import TopicsRecord, decode_head, topics_key
 from storage.catalog.records import encode

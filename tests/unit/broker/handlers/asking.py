@@ -12,17 +12,16 @@ from kio.index import load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
-from broker.coordination.slots import Slots
+from broker.cluster.leadership import Leadership, SelfLeadership
+from broker.cluster.ownership import Slots
+from broker.cluster.roles import OwnRoles
 from broker.groups.coordinator import Coordinator
-from broker.groups.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from broker.groups.state import GroupSettings
 from broker.handling.administration import Administration
 from broker.handling.context import BrokerParts, Context, TopicDefaults
-from broker.leadership import Leadership, SelfLeadership
-from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
+from broker.limits import DEFAULT_BROKER_LIMITS, DEFAULT_GROUP_LIMITS, BrokerLimits, GroupLimits
 from broker.protocol import codec
-from broker.protocol.request import Request
-from broker.roles import OwnRoles
+from broker.protocol.wire import Request
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery

@@ -6,7 +6,7 @@ from typing import Any
 
 from kio.index import load_request_schema
 
-from broker.groups.settings import GroupSettings
+from broker.groups.state import GroupSettings
 from broker.handlers.groups import join_group, offset_commit, offset_fetch, sync_group
 from tests.unit.broker.handlers.asking import Cluster, error_of
 

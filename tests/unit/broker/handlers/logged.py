@@ -6,12 +6,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
-from broker.fetching.waiters import Waiters
+from broker.delayed_fetch import Waiters
 from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import NOTHING_UNREAD, Produce
-from broker.handling.recompression import Recompression
-from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
+from broker.handling.validation import Recompression
+from broker.limits import DEFAULT_BROKER_LIMITS, DEFAULT_FETCH_LIMITS, BrokerLimits, FetchLimits
 from broker.protocol.fetch import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from runtime.blocking import Blocking, InlineBlocking

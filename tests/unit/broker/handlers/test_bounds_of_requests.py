@@ -8,7 +8,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.handlers.log import delete_records, describe_producers, list_offsets
-from broker.handling.config_alterations import KEYS_MAX
+from broker.handling.configs import KEYS_MAX
 from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from storage.log.fresh_reads import LogBounds
 from storage.vocabulary import PartitionId

@@ -7,7 +7,7 @@ from typing import cast
 from kio.schema.errors import ErrorCode
 
 from broker.handling.context import BrokerParts
-from broker.handling.partition_bounds import TopicPartition, read_bounds
+from broker.handling.topics import TopicPartition, read_bounds
 from runtime.ids import IdSource
 from storage.catalog.topics import Topics
 from storage.log.fresh_reads import LogBounds

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.fetching import gathering
-from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
+from broker import delayed_fetch
 from broker.handlers.log.fetch import Fetch
-from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
+from broker.handling.topics import Located, TopicPartition, read_bounds
+from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.protocol.fetch import FetchedPartition
 from runtime.clock import SystemClock
 from storage.catalog.topics import Topic
@@ -463,7 +463,7 @@ async def test_a_partition_whose_records_go_while_some_of_them_have_come_is_an_e
         async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
             reading = group.create_task(scene.broker.read(asking("t", slow, 0, max_bytes=3 * SIZE), max_bytes=WELL_FILLED_BY_TWO))
             await asyncio.sleep(3 * DEFAULT_FETCH_LIMITS.moment_s)
-            monkeypatch.setattr(gathering, "check_range", out_of_range)
+            monkeypatch.setattr(delayed_fetch, "check_range", out_of_range)
             bucket.slow = {second}
             bucket.let_go.set()
             bucket.let_go = asyncio.Event()

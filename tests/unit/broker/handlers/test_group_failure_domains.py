@@ -8,10 +8,10 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from broker.coordination.rendezvous import slot_of
-from broker.groups.errors import GroupError
-from broker.groups.limits import GroupLimits
+from broker.cluster.leadership import slot_of
+from broker.groups.state import GroupError
 from broker.handlers.groups import delete_groups, describe_groups, list_groups, offset_fetch
+from broker.limits import GroupLimits
 from storage.metadata import keys
 from tests.unit.broker.handlers.asking import Cluster, cluster, error_of
 from tests.unit.broker.handlers.grouped import commit, nested, request_of

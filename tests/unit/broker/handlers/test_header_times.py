@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.handling.recompression import READ_AT_ONCE_RECORDS_MAX
+from broker.handling.validation import READ_AT_ONCE_RECORDS_MAX
 from broker.protocol.produce import PartitionRecords, PartitionResult
 from storage.recordbatch import HEADER_BYTES, checksum, parse_header
 from storage.records import decompress_records

@@ -7,7 +7,7 @@ import pytest
 
 from broker.handlers.log import produce as handler
 from broker.handlers.log.produce import Produce
-from broker.handling.recompression import Recompression
+from broker.handling.validation import Recompression
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from runtime.clock import SystemClock
 from storage.catalog.topics import Topic, Topics, TopicState

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.handling.recompression import READ_AT_ONCE_BYTES_MAX
+from broker.handling.validation import READ_AT_ONCE_BYTES_MAX
 from tests.kit.record_batches import batch_of_records, record, record_batch
 from tests.unit.broker.handlers.logged import node
 from tests.unit.broker.handling.test_recompression import Source, send

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.fetching.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.handlers.topics import metadata
 from broker.handling.kio_types import as_uuid
-from broker.handling.partition_bounds import Located, TopicPartition, read_bounds
-from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
+from broker.handling.topics import Located, TopicPartition, read_bounds
+from broker.limits import DEFAULT_BROKER_LIMITS, DEFAULT_FETCH_LIMITS, BrokerLimits, FetchLimits
 from broker.protocol.produce import PartitionResult
 from storage.catalog.limits import DEFAULT_LIMITS as DEFAULT_CATALOG_LIMITS
 from storage.catalog.limits import CatalogLimits

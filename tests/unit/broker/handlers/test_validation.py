@@ -10,14 +10,8 @@ from typing import Any, TypeVar
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.handling import recompression
-from broker.handling.recompression import (
-    LEAVING_MAX,
-    READ_AT_ONCE_BYTES_MAX,
-    READ_AT_ONCE_HEADERS_EACH_MAX,
-    READ_AT_ONCE_RECORDS_MAX,
-    THREADS,
-)
+from broker.handling import validation
+from broker.handling.validation import LEAVING_MAX, READ_AT_ONCE_BYTES_MAX, READ_AT_ONCE_HEADERS_EACH_MAX, READ_AT_ONCE_RECORDS_MAX, THREADS
 from broker.limits import BrokerLimits
 from runtime.blocking import ThreadBlocking
 from storage.recordbatch import checksum, parse_header
@@ -132,7 +126,7 @@ async def test_little_is_read_on_the_loop_and_the_rest_in_a_thread(codec: int) -
 async def test_short_batches_are_read_in_turns_of_the_loop_however_many_there_are(shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(is_open=True)
     turns, read_in = 0, list[int]()
-    check = recompression.check_records
+    check = validation.check_records
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         read_in.append(turns)
@@ -144,7 +138,7 @@ async def test_short_batches_are_read_in_turns_of_the_loop_however_many_there_ar
             turns += 1
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(recompression, "check_records", counted)
+    monkeypatch.setattr(validation, "check_records", counted)
     async with node(is_deaf=True, reads_records=True, blocking=gate) as broker:
         await broker.create("t", partition_count=100)
         noise = random.Random(1).randbytes(4_000)

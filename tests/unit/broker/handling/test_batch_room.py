@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from broker.handling.batch_room import UNDER_WAY, BatchRoom
+from broker.handlers.log.produce import UNDER_WAY, BatchRoom
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.handling import recompression
+from broker.handling import validation
 from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from broker.protocol.produce import PartitionResult
 from runtime.blocking import ThreadBlocking
@@ -262,12 +262,12 @@ async def test_work_is_done_off_the_loop_by_few_threads() -> None:
 
             return await super().run(noted)
 
-    async with node(is_deaf=True, blocking=Watched(threads=recompression.THREADS, name="test")) as broker:
+    async with node(is_deaf=True, blocking=Watched(threads=validation.THREADS, name="test")) as broker:
         await broker.create("t", compression_type="lz4")
         await asyncio.gather(*(send(broker, ("t", 0, record_batch(b"0")), source=source) for source in [Source() for _ in range(20)]))
 
     assert loop_thread not in seen
-    assert 1 <= len(seen) <= recompression.THREADS
+    assert 1 <= len(seen) <= validation.THREADS
 
 
 async def test_lines_take_turns() -> None:
@@ -315,7 +315,7 @@ async def test_results_that_are_not_answered_yet_are_bounded_however_small_what_
             await asyncio.sleep(0)
 
         assert [codes(result.result()) for result in sent] == [[ErrorCode.none]] * 12
-        assert 100_000 < most < 150_000 + recompression.THREADS * 101_000
+        assert 100_000 < most < 150_000 + validation.THREADS * 101_000
         assert broker.produce._recompression.results_bytes == 0
         assert not broker.produce._recompression.lines
 

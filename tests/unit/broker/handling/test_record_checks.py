@@ -8,16 +8,7 @@ import pytest
 from crc32c import crc32c
 from kio.schema.errors import ErrorCode
 
-from broker.handling.record_checks import (
-    RECORDS_CHECKED_MAX,
-    UNLIMITED_MS,
-    Refused,
-    TopicRules,
-    check,
-    check_records,
-    needs_times,
-    rules_of,
-)
+from broker.handling.validation import RECORDS_CHECKED_MAX, UNLIMITED_MS, Refused, TopicRules, check, check_records, needs_times, rules_of
 from storage.catalog.topics import Topic
 from storage.limits import BATCH_BYTES_DEFAULT_MAX, MIB
 from storage.recordbatch import BatchHeader, parse_header

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.groups.errors import GroupError
+from broker.groups.state import GroupError
 from broker.http.cluster_metrics import GROUP_OFFSETS_SHOWN_MAX, PARTITIONS_SHOWN_MAX, ClusterRead, GroupRead, PartitionRead, families_of
 from storage.catalog.groups import GroupHead
 from storage.catalog.topics import Topic

@@ -9,15 +9,15 @@ from kio.schema.init_producer_id.v5.response import InitProducerIdResponse
 from kio.schema.types import ProducerId
 from kio.static.primitive import i16
 
-from broker.protocol import codec, fetch, produce, support
-from broker.protocol.errors import ProtocolViolation
+from broker.protocol import apis, codec, fetch, produce
+from broker.protocol.wire import ProtocolViolation
 
 V1 = struct.pack(">hhih", 3, 8, 77, 3) + b"cli"
 V2 = struct.pack(">hhih", 3, 9, 77, 3) + b"cli"
 
 
 def pairs() -> list[tuple[int, int]]:
-    return [(api.key, version) for api in support.APIS for version in range(api.served_minimum, api.maximum + 1)]
+    return [(api.key, version) for api in apis.APIS for version in range(api.served_minimum, api.maximum + 1)]
 
 
 def producer_id(*, epoch: int = 0) -> InitProducerIdResponse:

@@ -12,9 +12,17 @@ from kio.schema.offset_commit.v3.request import OffsetCommitRequest
 from kio.static.primitive import i32, i32Timedelta
 
 from broker.protocol import wire
-from broker.protocol.decoder import STEP_ELEMENTS, bytes_min, compile_decoder, compile_stepwise_decoder, structure_bytes_min, to_uuid
-from broker.protocol.errors import ProtocolViolation
-from broker.protocol.schema import Structure, describe
+from broker.protocol.compiler import (
+    DECODED_PER_STEP,
+    Structure,
+    bytes_min,
+    compile_decoder,
+    compile_stepwise_decoder,
+    describe,
+    structure_bytes_min,
+    to_uuid,
+)
+from broker.protocol.wire import ProtocolViolation
 from tests.kit.kafka_values import kio_encoded
 
 MALFORMED = (ProtocolViolation, *wire.MALFORMED)
@@ -116,7 +124,7 @@ def test_more_tags_than_anybody_has_are_a_violation(known: Structure) -> None:
 
 
 def test_a_long_request_is_read_in_steps() -> None:
-    names = 4 * STEP_ELEMENTS
+    names = 4 * DECODED_PER_STEP
     body = wire.uvarint(names + 1) + (TOPIC_ID + b"\x02x\x00") * names + b"\x00\x00\x00"
 
     steps = list(compile_stepwise_decoder(METADATA, METADATA)(body))

@@ -19,8 +19,7 @@ from kio.static.primitive import i16, i32
 from kio.static.protocol import Entity
 
 from broker.protocol.codec import as_field
-from broker.protocol.encoder import STEP_ELEMENTS, compile_encoder, compile_stepwise_encoder
-from broker.protocol.schema import describe
+from broker.protocol.compiler import ENCODED_PER_STEP, compile_encoder, compile_stepwise_encoder, describe
 
 
 def encoded(value: Entity, as_class: type[Entity]) -> bytes:
@@ -116,7 +115,7 @@ def large_metadata(partition_count: int) -> MetadataResponse:
     return MetadataResponse(throttle_time=as_field(0), brokers=(), topics=(topic,), error_code=ErrorCode.none)
 
 
-@pytest.mark.parametrize("partition_count", [0, 1, STEP_ELEMENTS, 1_000])
+@pytest.mark.parametrize("partition_count", [0, 1, ENCODED_PER_STEP, 1_000])
 def test_no_step_writes_more_than_its_elements(partition_count: int) -> None:
     structure = describe(MetadataResponse)
     values, out = large_metadata(partition_count), bytearray()
@@ -124,5 +123,5 @@ def test_no_step_writes_more_than_its_elements(partition_count: int) -> None:
     partition_bytes = len(encoded(large_metadata(1), MetadataResponse)) - len(encoded(large_metadata(0), MetadataResponse))
 
     assert bytes(out) == encoded(values, MetadataResponse)
-    assert len(sizes) - 1 >= partition_count // STEP_ELEMENTS
-    assert all(later - earlier <= (STEP_ELEMENTS + 2) * partition_bytes for earlier, later in pairwise([*sizes, len(out)]))
+    assert len(sizes) - 1 >= partition_count // ENCODED_PER_STEP
+    assert all(later - earlier <= (ENCODED_PER_STEP + 2) * partition_bytes for earlier, later in pairwise([*sizes, len(out)]))

@@ -9,10 +9,9 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.protocol import fetch
-from broker.protocol.encoder import compile_encoder
-from broker.protocol.errors import ProtocolViolation
+from broker.protocol.compiler import compile_encoder, describe
 from broker.protocol.fetch import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
-from broker.protocol.schema import describe
+from broker.protocol.wire import ProtocolViolation
 from tests.kit.kafka_values import as_namespace, in_milliseconds, kio_encoded, with_unknown_tag
 
 every_version = pytest.mark.parametrize("version", fetch.READABLE)

@@ -3,10 +3,9 @@ from dataclasses import dataclass
 import pytest
 from kio.index import load_response_schema
 
-from broker.protocol.decoder import at_once
-from broker.protocol.first_error import PARTS_PER_STEP, first_error_in_steps, first_error_of
-from broker.protocol.schema import describe
-from broker.protocol.support import APIS, Api
+from broker.protocol.apis import APIS, Api
+from broker.protocol.codec import SEARCHED_PER_STEP, first_error_in_steps, first_error_of
+from broker.protocol.compiler import at_once, describe
 
 
 @dataclass(slots=True)
@@ -57,7 +56,7 @@ def test_the_answers_of_every_api_can_be_searched(api: Api) -> None:
 
 
 def test_a_large_answer_is_searched_in_steps_for_the_same_error() -> None:
-    codes = [0] * (3 * PARTS_PER_STEP) + [36]
+    codes = [0] * (3 * SEARCHED_PER_STEP) + [36]
 
     assert len(list(first_error_in_steps(whole(0, *codes)))) == 3
     assert at_once(first_error_in_steps(whole(0, *codes))) == 36  # type: ignore[arg-type]

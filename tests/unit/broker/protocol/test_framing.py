@@ -1,7 +1,7 @@
 import pytest
 
-from broker.protocol.errors import OtherProtocol, ProtocolViolation
-from broker.protocol.framing import HTTP, TLS, frame_length
+from broker.connection import HTTP, TLS, frame_length
+from broker.protocol.wire import OtherProtocol, ProtocolViolation
 from storage.limits import FRAME_BYTES_MAX
 
 

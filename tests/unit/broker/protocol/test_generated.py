@@ -1,4 +1,4 @@
-from broker.protocol.generated import Source
+from broker.protocol.compiler import Source
 
 
 def test_lines_blocks_and_constants_become_a_function() -> None:

@@ -1,7 +1,7 @@
 import weakref
 from dataclasses import dataclass
 
-from broker.protocol.letting_go import ELEMENTS_PER_STEP, let_go_in_steps
+from broker.protocol.codec import RELEASED_PER_STEP, let_go_in_steps
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -23,13 +23,13 @@ def test_the_elements_of_a_message_end_some_at_a_time() -> None:
         weakref.finalize(made, ended.append, number)
         return made
 
-    held: list[object] = [Whole("whole", tuple(part(number) for number in range(10 * ELEMENTS_PER_STEP)))]
+    held: list[object] = [Whole("whole", tuple(part(number) for number in range(10 * RELEASED_PER_STEP)))]
     before = 0
     for _ in let_go_in_steps(held):
-        assert len(ended) - before <= ELEMENTS_PER_STEP
+        assert len(ended) - before <= RELEASED_PER_STEP
         before = len(ended)
 
-    assert len(ended) == 10 * ELEMENTS_PER_STEP
+    assert len(ended) == 10 * RELEASED_PER_STEP
     assert held == []
 
 

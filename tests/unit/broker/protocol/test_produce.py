@@ -8,10 +8,9 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.protocol import produce
-from broker.protocol.encoder import compile_encoder
-from broker.protocol.errors import ProtocolViolation
+from broker.protocol.compiler import compile_encoder, describe
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest, ProduceResponse
-from broker.protocol.schema import describe
+from broker.protocol.wire import ProtocolViolation
 from tests.kit.kafka_values import as_namespace, in_milliseconds, kio_encoded, with_unknown_tag
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

@@ -1,6 +1,6 @@
 import pytest
 
-from broker.protocol.framing import ReplyOrder
+from broker.connection import ReplyOrder
 
 
 def test_a_reply_leaves_at_once_when_nothing_came_before() -> None:

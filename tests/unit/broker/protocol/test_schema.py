@@ -8,7 +8,7 @@ from kio.schema.metadata.v13.request import MetadataRequest
 from kio.schema.produce.v11.response import PartitionProduceResponse
 from kio.static.primitive import i32, i64
 
-from broker.protocol.schema import Field, Structure, describe, to_milliseconds
+from broker.protocol.compiler import Field, Structure, describe, to_milliseconds
 
 
 def field_of(structure: Structure, name: str) -> Field:

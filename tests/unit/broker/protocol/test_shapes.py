@@ -1,21 +1,21 @@
 import pytest
 
-from broker.protocol import shapes, support
-from broker.protocol.support import Api
+from broker.protocol import apis, codec
+from broker.protocol.apis import Api
 
 
 def api(name: str) -> Api:
-    return next(api for api in support.APIS if api.name == name)
+    return next(api for api in apis.APIS if api.name == name)
 
 
 def request_versions(name: str) -> dict[int, int]:
     served = api(name)
-    return {version: shapes.request_shape(served, version).cls.__version__ for version in range(served.served_minimum, served.maximum + 1)}
+    return {version: codec.request_shape(served, version).cls.__version__ for version in range(served.served_minimum, served.maximum + 1)}
 
 
 def response_versions(name: str) -> dict[int, int]:
     served = api(name)
-    return {version: shapes.response_shape(served, version).cls.__version__ for version in range(served.served_minimum, served.maximum + 1)}
+    return {version: codec.response_shape(served, version).cls.__version__ for version in range(served.served_minimum, served.maximum + 1)}
 
 
 @pytest.mark.parametrize(

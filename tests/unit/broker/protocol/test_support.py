@@ -1,8 +1,8 @@
 import pytest
 from kio.schema.index import api_key_map, schema_name_map
 
-from broker.protocol import support
-from broker.protocol.support import APIS, Api
+from broker.protocol import apis
+from broker.protocol.apis import APIS, Api
 
 
 def test_apis_are_in_the_order_of_their_keys() -> None:
@@ -18,21 +18,21 @@ def test_every_version_served_has_a_schema_and_kafka_s_name(api: Api) -> None:
 
 
 def test_produce_is_advertised_from_0_and_served_from_3() -> None:
-    produce = support.find(0)
+    produce = apis.find(0)
 
     assert produce is not None
     assert produce.minimum == 0
-    assert not support.is_served(0, 2)
-    assert support.is_served(0, 3)
+    assert not apis.is_served(0, 2)
+    assert apis.is_served(0, 3)
 
 
 def test_an_unknown_key_is_neither_found_nor_served() -> None:
-    assert support.find(999) is None
-    assert not support.is_served(999, 0)
+    assert apis.find(999) is None
+    assert not apis.is_served(999, 0)
 
 
 def test_versions_outside_the_range_are_not_served() -> None:
-    assert not support.is_served(1, 3)
-    assert support.is_served(1, 17)
-    assert not support.is_served(1, 18)
-    assert not support.is_served(1, -1)
+    assert not apis.is_served(1, 3)
+    assert apis.is_served(1, 17)
+    assert not apis.is_served(1, 18)
+    assert not apis.is_served(1, -1)

@@ -3,7 +3,7 @@ import struct
 import pytest
 
 from broker.protocol import wire
-from broker.protocol.errors import ProtocolViolation
+from broker.protocol.wire import ProtocolViolation
 
 BOUNDARIES = [0, 1, 127, 128, 16_383, 16_384, 2**21, 2**28, 2**31 - 1, 2**32 - 1]
 

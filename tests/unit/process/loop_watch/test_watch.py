@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import pytest
 from structlog.testing import capture_logs
 
-from broker.api_of_file import api_of_file
 from broker.handlers.topics import metadata
 from broker.handling.context import Context
+from broker.protocol.apis import api_of_file
 from process.loop_watch import BEAT_S, HELD, LoopWatch, Usage, own_usage, watching
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from broker.groups.members import NAME_CHARS_MAX
+from broker.groups.state import NAME_CHARS_MAX
 from runtime.clock import SystemClock
 from storage.catalog.groups import MEMBERS_PACKED_BYTES_MAX, GroupRecord, MemberRecord, decode_group, encode_group, topic_names
 from storage.errors import Corrupt, IncompatibleFormat

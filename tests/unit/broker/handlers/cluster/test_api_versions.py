@@ -4,7 +4,7 @@ from kio.schema.api_versions import v0, v3, v4
 from kio.schema.errors import ErrorCode
 
 from broker.handlers.cluster import api_versions
-from broker.protocol import codec, support
+from broker.protocol import apis, codec
 from tests.unit.broker.handlers.asking import answered, cluster, error_of
 
 
@@ -17,7 +17,7 @@ async def test_the_answer_is_the_support_table_sorted_by_key(version: int) -> No
 
     assert error_of(answer) is ErrorCode.none
     assert [(api.api_key, api.min_version, api.max_version) for api in answer.api_keys] == [
-        (api.key, api.minimum, api.maximum) for api in sorted(support.APIS)
+        (api.key, api.minimum, api.maximum) for api in sorted(apis.APIS)
     ]
 
 

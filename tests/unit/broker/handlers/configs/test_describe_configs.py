@@ -5,7 +5,7 @@ import pytest
 from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode
 
-from broker.groups.settings import GroupSettings, group_settings
+from broker.groups.state import GroupSettings, group_settings
 from broker.handlers.configs import describe_configs
 from broker.limits import BrokerLimits
 from process.settings.model import Settings

@@ -3,9 +3,9 @@ import asyncio
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.groups.errors import GroupError
-from broker.groups.limits import GroupLimits
+from broker.groups.state import GroupError
 from broker.handlers.groups import heartbeat
+from broker.limits import GroupLimits
 from tests.unit.broker.handlers.asking import Cluster, cluster, error_of
 from tests.unit.broker.handlers.grouped import join, member, request_of
 

@@ -1,7 +1,7 @@
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.coordination.rendezvous import slot_of
+from broker.cluster.leadership import slot_of
 from broker.handlers.groups import list_groups
 from storage.metadata.keys import GroupKeys
 from storage.metadata.port import Put

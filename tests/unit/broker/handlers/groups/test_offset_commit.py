@@ -3,8 +3,8 @@ import datetime
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.groups.limits import GroupLimits
 from broker.handlers.groups.offset_commit import kept_epoch
+from broker.limits import GroupLimits
 from tests.kit.faulty_metadata import Fault
 from tests.unit.broker.handlers.asking import cluster
 from tests.unit.broker.handlers.grouped import commit, fetched, join, member, set_groups

@@ -1,9 +1,9 @@
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.groups.errors import GroupError
-from broker.groups.limits import GroupLimits
+from broker.groups.state import GroupError
 from broker.handlers.groups import sync_group
+from broker.limits import GroupLimits
 from tests.unit.broker.handlers.asking import cluster, error_of
 from tests.unit.broker.handlers.grouped import join, request_of, sync
 

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.fetching.limits import FetchLimits
-from broker.fetching.waiters import Wait
+from broker.delayed_fetch import Wait
 from broker.handlers.log import fetch as fetch_module
 from broker.handlers.log.fetch import PINNED_BYTES_MAX
+from broker.limits import FetchLimits
 from broker.protocol.fetch import PARTITIONS_PER_STEP, FetchedPartition, FetchResponse
 from broker.responses import Responses
 from runtime.clock import SystemClock

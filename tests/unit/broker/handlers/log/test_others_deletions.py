@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.fetching.waiters import Waiters
+from broker.delayed_fetch import Waiters
 from broker.handlers.log.fetch import Fetch
 from broker.protocol.fetch import FetchedPartition
 from runtime.ids import IdSource

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.handlers.log.wide_produce import WideProduce, read_wide, write_wide
-from broker.handling.batch_room import BatchRoom
+from broker.handlers.log.produce import BatchRoom, WideProduce, read_wide, write_wide
 from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
-from broker.protocol.errors import ProtocolViolation
 from broker.protocol.produce import (
     PARTITIONS_PER_STEP,
     PartitionRecords,
@@ -23,7 +21,7 @@ from broker.protocol.produce import (
     read_request,
     write_response,
 )
-from broker.protocol.wire import uvarint
+from broker.protocol.wire import ProtocolViolation, uvarint
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.errors import StorageError

@@ -6,7 +6,7 @@ from kio.schema.describe_topic_partitions.v0.request import Cursor, TopicRequest
 from kio.schema.errors import ErrorCode
 
 from broker.handlers.topics import describe_topic_partitions
-from broker.handling.operations import TOPIC_OPERATIONS
+from broker.handling.kio_types import TOPIC_OPERATIONS
 from tests.unit.broker.handlers.asking import Cluster, as_uuid, cluster, error_of
 
 

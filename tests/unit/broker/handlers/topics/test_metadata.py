@@ -7,9 +7,9 @@ import pytest
 from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode
 
+from broker.cluster.leadership import ClientLeadership, Leadership, PartitionLeadership, Placement, Question, SelfLeadership
 from broker.handlers.topics import metadata
-from broker.handling.auto_creation import TOPICS_MAX
-from broker.leadership import ClientLeadership, Leadership, PartitionLeadership, Placement, Question, SelfLeadership
+from broker.handling.topics import TOPICS_MAX
 from storage.catalog.topic import INTERNAL as INTERNAL_TOPICS
 from storage.catalog.topic import INTERNAL_PARTITIONS, NEVER_A_TOPIC
 from storage.catalog.topic_configs import validate

@@ -15,14 +15,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from broker.coordination.rendezvous import slot_of
-from broker.coordination.slots import Slots
-from broker.groups.committed import Committed
+from broker.cluster.leadership import slot_of
+from broker.cluster.ownership import Slots
 from broker.groups.coordinator import Coordinator
-from broker.groups.events import Join, Sync
-from broker.groups.loaded import CommitOffsets
-from broker.groups.members import Protocol
-from broker.groups.settings import GroupSettings
+from broker.groups.group import CommitOffsets
+from broker.groups.state import Committed, GroupSettings, Join, Protocol, Sync
 from forebay.commands.trace import trace_as_table
 from forebay.commands.tracing import Tracer
 from runtime.clock import SystemClock

@@ -1,1 +1,0 @@
-"""What long polls wait for."""
