@@ -1,10 +1,15 @@
 """The shape of the code: sizes, and words that earn no place."""
 
+import ast
 import re
 import subprocess
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from tests.architecture.trees import tree_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("forebay", "sim", "broker", "compactor", "process", "storage", "runtime", "services", "model", "spark")
@@ -36,6 +41,25 @@ def test_a_module_is_small_enough_and_says_what_it_is_for() -> None:
 
     assert len(found) > 400
     assert {path: faults for path, faults in found.items() if faults} == {}
+
+
+def imports_of(tree: ast.Module) -> Iterator[str]:
+    """Modules and names that are imported when the module is, or for its types. What a function imports later makes no circle."""
+    for node in tree.body:
+        for each in node.body if isinstance(node, ast.If) else [node]:
+            if isinstance(each, ast.ImportFrom):
+                yield from (f"{each.module}.{name.name}" for name in each.names)
+                yield str(each.module)
+            elif isinstance(each, ast.Import):
+                yield from (name.name for name in each.names)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    named = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in modules()}
+    imported = {name: named.keys() & set(imports_of(tree_of(path))) - {name} for name, path in named.items()}
+
+    # Raises CycleError, which names the circle.
+    assert len(list(TopologicalSorter(imported).static_order())) == len(named)
 
 
 def test_runtime_stays_what_its_name_says() -> None:
