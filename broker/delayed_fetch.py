@@ -12,8 +12,8 @@ from typing import Final, Self
 from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from runtime.clock import Clock
 from storage.errors import StorageError, without_frames
-from storage.formats.control import Control
-from storage.log.fresh_reads import ControlReads, failure_of
+from storage.formats.manifest import Manifest
+from storage.log.fresh_reads import ManifestReads, failure_of
 from storage.log.index import check_range
 from storage.log.partition import PartitionLog, Partitions
 from storage.log.reader import Flight, Reader
@@ -30,7 +30,7 @@ BEGUN_PER_STEP: Final = 500
 class Wanted:
     """What a fetch wants of one partition, and what there is of it. `error` is final; `is_cut`: there is more to read.
 
-    It is pending while it has a `read` of its control record or a `flight`, and `is_late` when that has taken too long. `held_bytes` are
+    It is pending while it has a `read` of its manifest or a `flight`, and `is_late` when that has taken too long. `held_bytes` are
     kept free for what it may bring. `is_queued`: it has to read, and others are before it. `is_too_large`: its first batch does not fit
     into `tried_bytes`. Its records pass `passed` offsets. Of its flight, `flown` runs are taken; the first one began at `reading_since_s`.
     """
@@ -38,7 +38,6 @@ class Wanted:
     __slots__ = (
         "buffers",
         "bytes_max",
-        "control",
         "error",
         "flight",
         "flown",
@@ -50,6 +49,7 @@ class Wanted:
         "is_queued",
         "is_too_large",
         "log",
+        "manifest",
         "offset",
         "passed",
         "read",
@@ -70,7 +70,7 @@ class Wanted:
         self.flown = 0
         self.reading_since_s = float("inf")
         self.error: StorageError | None = None
-        self.control: Control | None = None
+        self.manifest: Manifest | None = None
         self.read: asyncio.Future[None] | None = None
         self.flight: Flight | None = None
         self.runs: list[BatchRun] = []
@@ -85,14 +85,14 @@ class Gathering:
     """One fetch. `look` as often as something may have changed (`wake` is called when a read has ended); `close` it in the end.
 
     Partitions have what they may take in the order of the request, as in Kafka, and the first with records at least one batch. What is in
-    memory is taken at once. What must be read, of control records or objects, is read beside the others: it holds the bytes it may bring,
+    memory is taken at once. What must be read, of manifests or objects, is read beside the others: it holds the bytes it may bring,
     and for a small grace the response. Whoever takes longer is late. Late ones hold nothing back: they are answered empty, their read goes
     on, and the next fetch meets it (storage/log/reader.py). Only a fetch that has nothing at all to answer waits on for them.
 
     A response that is well filled waits a moment only: else a consumer of many partitions, some of whose records are always on their way,
     would wait for a GET with each of its fetches, though the others have what to send, and its network would lie idle meanwhile.
 
-    A control record that was not read in time is an error that clients repeat, never an older answer (promise 5).
+    A manifest that was not read in time is an error that clients repeat, never an older answer (promise 5).
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Gathering:
         began_s: float,
         deadline_s: float,
         reader: Reader,
-        control_reads: ControlReads,
+        manifest_reads: ManifestReads,
         wake: Callable[[], None],
         limits: FetchLimits = DEFAULT_FETCH_LIMITS,
     ) -> None:
@@ -126,7 +126,7 @@ class Gathering:
         self._began_s = self._now_s = began_s
         self._deadline_s = deadline_s
         self._reader = reader
-        self._control_reads = control_reads
+        self._manifest_reads = manifest_reads
         self._wake = wake
         self._limits = limits
         self._first: Wanted | None = None
@@ -150,7 +150,7 @@ class Gathering:
         self._may_exceed = not is_strict
         self._bytes_max = self._left_bytes = bytes_max
         for wanted in self._wanted:
-            wanted.control = None  # to be looked at again, though it has not moved
+            wanted.manifest = None  # to be looked at again, though it has not moved
 
     def hurry(self) -> None:
         """The client wants its answer now, with what there is: wait for no more records."""
@@ -244,7 +244,7 @@ class Gathering:
         return max(0.001, min(ends, default=now_s) - now_s)
 
     def fail_in_steps(self) -> Generator[None, None, None]:
-        """What `close` tells those whose control record was not read in time, of many: a step is over wherever it yields."""
+        """What `close` tells those whose manifest was not read in time, of many: a step is over wherever it yields."""
         step = self._limits.looked_at_per_step
         for begin in range(0, len(self._wanted), step):
             for wanted in self._wanted[begin : begin + step]:
@@ -256,7 +256,7 @@ class Gathering:
             wanted.error = failure_of(wanted.read, wanted.log)
 
     def close(self) -> None:
-        """Reads that are under way go on. Whoever's control record was not read in time has failed."""
+        """Reads that are under way go on. Whoever's manifest was not read in time has failed."""
         if not (self._asked or self._joined):
             return
         for read in self._asked:
@@ -274,7 +274,7 @@ class Gathering:
         if not wanted.is_asked:
             wanted.is_asked = True
             if needs_refresh(log, wanted.offset, now_s):
-                self._await(wanted, self._control_reads.ask(log))
+                self._await(wanted, self._manifest_reads.ask(log))
         if wanted.read is not None:
             if wanted.read.done():
                 wanted.error, wanted.read = failure_of(wanted.read, log), None
@@ -282,14 +282,14 @@ class Gathering:
                     return
             else:
                 # Also when a commit of this broker covers the offset by now: it may be older than what others had acknowledged.
-                wanted.is_late = self._control_reads.is_silent(log)
+                wanted.is_late = self._manifest_reads.is_silent(log)
                 return
             wanted.is_late = False
-        control = log.seen.control
-        if not wanted.is_proven and control is not None and wanted.offset > control.sequence_counter:
+        manifest = log.seen.manifest
+        if not wanted.is_proven and manifest is not None and wanted.offset > manifest.sequence_counter:
             # A deposed leader that has not heard of an offset is no reason to answer that it is behind the end.
             wanted.is_proven = True
-            self._await(wanted, self._control_reads.prove(log))
+            self._await(wanted, self._manifest_reads.prove(log))
             return
         flight = wanted.flight
         if flight is not None:
@@ -299,7 +299,9 @@ class Gathering:
                 if wanted.flight is flight and not wanted.is_late and now_s >= self._late_s(wanted):
                     self._give_up_room(wanted)
                 return
-        elif not wanted.is_queued and wanted.control is control and not (wanted.is_too_large and self._first is None and self._may_exceed):
+        elif (
+            not wanted.is_queued and wanted.manifest is manifest and not (wanted.is_too_large and self._first is None and self._may_exceed)
+        ):
             return
         self._gather(wanted, now_s)
 
@@ -378,7 +380,7 @@ class Gathering:
                 wanted.flight, wanted.flown = None, 0
                 del self._reading[wanted]
         wanted.buffers, wanted.size_bytes, wanted.passed = buffers, taken_bytes, offset - wanted.offset
-        wanted.control = log.seen.control
+        wanted.manifest = log.seen.manifest
         wanted.is_cut = wanted.error is None and offset < log.seen.high_watermark
         self._left_bytes -= taken_bytes
         is_reading = wanted.flight is not None
@@ -426,13 +428,13 @@ class Gathering:
 
 
 def needs_refresh(log: PartitionLog, offset: int, now_s: float | None = None) -> bool:
-    """Whether a read of `offset` must look at the control record first: what is known may be older than what others acknowledged.
+    """Whether a read of `offset` must look at the manifest first: what is known may be older than what others acknowledged.
 
     `now_s` is taken after the request came; None: the loop's time, which is as old as its turn.
     """
     seen = log.seen
-    control = seen.control
-    if control is None or not control.log_start <= offset < control.sequence_counter:
+    manifest = seen.manifest
+    if manifest is None or not manifest.log_start <= offset < manifest.sequence_counter:
         return True
     # Another broker may have deleted what is asked for (DeleteRecords).
     return seen.may_be_old(asyncio.get_running_loop().time() if now_s is None else now_s)
@@ -515,7 +517,7 @@ class Wait:
 
 
 class Waiters:
-    """Keeps the control records of partitions that somebody waits for up to date; a newer one wakes by itself.
+    """Keeps the manifests of partitions that somebody waits for up to date; a newer one wakes by itself.
 
     A poll is one read per shard, of all its partitions that somebody waits for; a shard that is silent holds up no other. Where that is
     wanted, hints of a shard are trusted from the first that arrived until a poll finds a change that no hint announced, and partitions of
@@ -527,7 +529,7 @@ class Waiters:
         *,
         metadata: MetadataStore,
         partitions: Partitions,
-        control_reads: ControlReads,
+        manifest_reads: ManifestReads,
         clock: Clock,
         trusted_poll_s: float | None = None,
         limits: FetchLimits = DEFAULT_FETCH_LIMITS,
@@ -537,7 +539,7 @@ class Waiters:
         self._trusted_poll_s = limits.poll_s if trusted_poll_s is None else trusted_poll_s
         self._metadata = metadata
         self._partitions = partitions
-        self._control_reads = control_reads
+        self._manifest_reads = manifest_reads
         self._clock = clock
         self._waited = Waited(metadata)
         self._trusted: set[int] = set()
@@ -579,7 +581,7 @@ class Waiters:
                         if shard in self._asked or log in hinted.get(shard, ()) or not (is_full or shard not in self._trusted):
                             continue
                         # The version of one that was forgotten is remembered, but nobody listened to its hints since.
-                        polled.setdefault(shard, {})[log] = -1 if log.seen.control is None else log.seen.version
+                        polled.setdefault(shard, {})[log] = -1 if log.seen.manifest is None else log.seen.version
                     if is_full:
                         poll_all_at_s = now_s + self._trusted_poll_s
                 for shard in {**hinted, **polled}:
@@ -603,7 +605,7 @@ class Waiters:
             shard = self._waited.shards.get(log)
             if shard is None:
                 continue  # nobody waits for it any more
-            if log.seen.control is not None and not log.seen.is_hinted:
+            if log.seen.manifest is not None and not log.seen.is_hinted:
                 continue
             if shard in self._asked:
                 kept[log] = hinted_s
@@ -633,16 +635,16 @@ class Waiters:
                 return
             self._judge(polled)
             for log in (*hinted, *polled):
-                if log.seen.control is None and log.seen.version >= 0:
+                if log.seen.manifest is None and log.seen.version >= 0:
                     log.readers.wake()  # it was there once: who waits for a deleted topic waits in vain
 
         # All are of one shard and asked for in one turn, so they share one read.
-        (read,) = {self._control_reads.ask(log) for log in (*hinted, *polled)}
+        (read,) = {self._manifest_reads.ask(log) for log in (*hinted, *polled)}
         self._asked.add(shard)
         read.add_done_callback(ended)
 
     def _hear(self, path: str, version: int | None) -> None:
-        log = self._partitions.by_control_path(path)
+        log = self._partitions.by_manifest_path(path)
         if log is None:
             return
         log.seen.note_hint(version, asyncio.get_running_loop().time())

@@ -64,7 +64,7 @@ class FetchLimits:
     topics_patience_s: float = PATIENCE_S
     """A request waits so long for its topics, if it has no others to answer."""
     refresh_patience_s: float = 3.0
-    """A request with other partitions to answer waits so long for a topic, a control record or room."""
+    """A request with other partitions to answer waits so long for a topic, a manifest or room."""
 
     # Gathering: steps.
     looked_at_per_step: int = 500
@@ -88,7 +88,7 @@ class FetchLimits:
 
     # Gathering: waiting.
     grace_s: float = 1.0
-    """A response that could go waits so long for a read of an object, as for a control record whose shard is not known to be silent.
+    """A response that could go waits so long for a read of an object, as for a manifest whose shard is not known to be silent.
     Several times what a GET takes on a busy machine: below it healthy partitions are answered empty (0.25 s was too little)."""
     well_filled_share: float = 1 / 4
     """A share of what a response may hold."""

@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.records import Records
-from compactor.references import References, read_control
+from compactor.references import References, read_manifest
 from runtime.clock import Clock
 from runtime.lru import LruCache
 from runtime.telemetry import Metric, SeriesRow, Telemetry
@@ -38,7 +38,7 @@ from storage.catalog.collections import (
     without_missing,
 )
 from storage.errors import Corrupt, NotFound, StorageError, Unavailable
-from storage.formats.control import Control, LogState
+from storage.formats.manifest import LogState, Manifest
 from storage.formats.segment import FOOTER_READ_BYTES, SegmentFooter, decode_footer, footer_bytes_missing, parse_segment_key, segment_key
 from storage.formats.wal import WalHeader, decode_header, header_bytes, object_key
 from storage.limits import WAL_OBJECT_SLICES_MAX
@@ -401,10 +401,10 @@ class Collector:
             last = (await self._footer(one)).last
         except (NotFound, Corrupt):
             return  # of another collector; or of no use to anybody
-        control = await read_control(self._records, one.partitions[0])
-        if control is None or control.log_state is LogState.DELETED or last < control.sequence_counter:
+        manifest = await read_manifest(self._records, one.partitions[0])
+        if manifest is None or manifest.log_state is LogState.DELETED or last < manifest.sequence_counter:
             return
-        certain = await self._references.certain_control(one.partitions[0])
+        certain = await self._references.certain_manifest(one.partitions[0])
         if certain is not None and last >= certain.sequence_counter:
             evidence = f"{one.key} ends with offset {last}, and the metadata end the log at {certain.sequence_counter}"
             known = await self._deletions.read()
@@ -468,7 +468,7 @@ class Collector:
     async def _unseen(
         self,
         candidates: Sequence[UnusedCandidate],
-        look: Callable[[PartitionId, Control], Awaitable[set[ObjectId]]],
+        look: Callable[[PartitionId, Manifest], Awaitable[set[ObjectId]]],
         named: dict[PartitionId, set[ObjectId]],
         report: CollectionReport,
     ) -> list[UnusedCandidate]:
@@ -481,9 +481,9 @@ class Collector:
 
         async def ask(partition: PartitionId) -> None:
             try:
-                control = await read_control(self._records, partition)
-                if control is not None and control.log_state is not LogState.DELETED:
-                    named[partition] = await look(partition, control)
+                manifest = await read_manifest(self._records, partition)
+                if manifest is not None and manifest.log_state is not LogState.DELETED:
+                    named[partition] = await look(partition, manifest)
                     seen.update(named[partition])
             except StorageError as error:
                 unsure.add(partition)

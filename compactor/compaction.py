@@ -1,6 +1,6 @@
 """Compactions: entries of a partition become a segment (docs/design/upkeep.md, model Forebay-all).
 
-    claim → attempt WRITING_SEGMENT → the object → attempt COMMITTING → [previous `segment` into segments/] + [CAS control: cursor, segment]
+    claim → attempt WRITING_SEGMENT → the object → attempt COMMITTING → [old `segment` into segments/] + [CAS manifest: cursor, segment]
           → attempt DELETING_INDEX → index keys whose END is below the cursor go → the attempt goes → the claim goes
 
 The CAS commits; all else can be repeated by anybody, or dropped. The claim saves work and protects nothing. WAL objects, and objects of
@@ -31,16 +31,16 @@ from runtime.ids import Entropy, IdSource
 from runtime.ulid import ulid_ms
 from storage.cache.blocks import RangeSource
 from storage.errors import AlreadyExists, Corrupt, EndsEarly, NotFound, StorageError, Unavailable
-from storage.formats.control import (
+from storage.formats.manifest import (
     CompactionAttempt,
     CompactionState,
-    Control,
     Entry,
     LogState,
+    Manifest,
     SegmentEntry,
     SegmentFact,
     decode_attempt,
-    decode_control,
+    decode_manifest,
     decode_segment,
     encode,
     encode_attempt,
@@ -113,7 +113,7 @@ class CompactionTask:
     partition: PartitionId
     entries: Sequence[Entry]
     size_bytes: int
-    control: Control
+    manifest: Manifest
     keys: PartitionKeys
     claim: _Kept
     attempt: _Kept
@@ -183,12 +183,12 @@ class Compaction:
 
     async def is_current(self, task: CompactionTask) -> bool:
         """Whether the entries of `task` are still those that readers use."""
-        (record,) = await self._records.get(task.keys.control)
+        (record,) = await self._records.get(task.keys.manifest)
         if record is None:
             return False
-        control = decode_control(record.value, path=record.path)
-        is_open = control.log_state is not LogState.DELETED
-        return is_open and control.compaction_cursor == task.control.compaction_cursor and control.log_start == task.control.log_start
+        manifest = decode_manifest(record.value, path=record.path)
+        is_open = manifest.log_state is not LogState.DELETED
+        return is_open and manifest.compaction_cursor == task.manifest.compaction_cursor and manifest.log_start == task.manifest.log_start
 
     async def _end(self, partition: PartitionId, claim: _Kept, attempt: _Kept) -> None:
         """Give up the claim, and drop an attempt that is done: if that fails, the next compaction finds what it has nothing to do for."""
@@ -200,20 +200,20 @@ class Compaction:
             self._running.discard(partition)
 
     async def _begin(self, partition: PartitionId, keys: PartitionKeys, claim: _Kept, attempt: _Kept) -> CompactionTask | CompactionResult:
-        control_record, attempt_record = await self._records.get(keys.control, keys.compaction)
-        if control_record is None:
+        manifest_record, attempt_record = await self._records.get(keys.manifest, keys.compaction)
+        if manifest_record is None:
             return CompactionResult(CompactionEnd.GONE)
-        control = decode_control(control_record.value, path=control_record.path)
+        manifest = decode_manifest(manifest_record.value, path=manifest_record.path)
         if attempt_record is not None:
             attempt.version = attempt_record.version
             found = decode_attempt(attempt_record.value, path=attempt_record.path)
-            recovered = await self._recover(keys, control, attempt, found)
+            recovered = await self._recover(keys, manifest, attempt, found)
             if recovered is not None:
                 return recovered
-        if control.log_state is LogState.DELETED:
+        if manifest.log_state is LogState.DELETED:
             attempt.is_done = True
             return CompactionResult(CompactionEnd.GONE)
-        found_entries = await self._waiting(keys, control)
+        found_entries = await self._waiting(keys, manifest)
         due = count_due(found_entries, now_ms=self._clock.now_ms(), policy=self._policy, inline_bytes_many=self._limits.inline_bytes_many)
         if not due:
             attempt.is_done = True
@@ -227,9 +227,9 @@ class Compaction:
                 due_ms=since_ms + age_due_ms(found_entries, self._policy, inline_bytes_many=self._limits.inline_bytes_many),
             )
         entries = found_entries[:due]
-        return CompactionTask(partition, entries, sum([entry.size_bytes for entry in entries]), control, keys, claim, attempt)
+        return CompactionTask(partition, entries, sum([entry.size_bytes for entry in entries]), manifest, keys, claim, attempt)
 
-    async def _waiting(self, keys: PartitionKeys, control: Control) -> Sequence[Entry]:
+    async def _waiting(self, keys: PartitionKeys, manifest: Manifest) -> Sequence[Entry]:
         """The first entries above the cursor: no more than fill a segment, or carry `inline_bytes_read_max`. None if keys moved while they
         were read: another compaction is faster, or retention.
         """
@@ -237,8 +237,8 @@ class Compaction:
         filled_bytes = carried_bytes = 0
         carried_bytes_max = max(self._limits.inline_bytes_read_max, self._policy.inline_bytes_due)
         try:
-            begin = max(control.compaction_cursor, control.log_start)
-            found = uncompacted_pages(self._records.metadata, keys, control, begin, limits=self._log_limits)
+            begin = max(manifest.compaction_cursor, manifest.log_start)
+            found = uncompacted_pages(self._records.metadata, keys, manifest, begin, limits=self._log_limits)
             async with contextlib.aclosing(found) as pages:
                 async for page in pages:
                     entries += page
@@ -255,8 +255,8 @@ class Compaction:
         return entries
 
     async def _compact(self, task: CompactionTask, slices: Slices) -> CompactionResult:
-        object_id = ObjectId(self._ids.next_ulid(above=task.control.revoked_floor))
-        cursor = task.control.compaction_cursor
+        object_id = ObjectId(self._ids.next_ulid(above=task.manifest.revoked_floor))
+        cursor = task.manifest.compaction_cursor
         writing = CompactionAttempt(state=CompactionState.WRITING_SEGMENT, cursor=cursor, object_id=object_id)
         if not await self._note(task.attempt, writing):
             return CompactionResult(CompactionEnd.OVERTAKEN)
@@ -267,7 +267,7 @@ class Compaction:
         ended = await self._commit(task.keys, task.attempt, committing, entries=len(task.entries))
         return CompactionResult(ended, segment if ended is CompactionEnd.COMPACTED else None, len(task.entries), task.size_bytes)
 
-    async def _recover(self, keys: PartitionKeys, control: Control, attempt: _Kept, found: CompactionAttempt) -> CompactionResult | None:
+    async def _recover(self, keys: PartitionKeys, manifest: Manifest, attempt: _Kept, found: CompactionAttempt) -> CompactionResult | None:
         """What becomes of an earlier attempt; None if another may begin in its place."""
         match found.state:
             case CompactionState.WRITING_SEGMENT:
@@ -276,7 +276,7 @@ class Compaction:
                 ended = await self._commit(keys, attempt, found)
                 return CompactionResult(ended, found.segment, recovered=True) if ended is CompactionEnd.COMPACTED else None
             case CompactionState.DELETING_INDEX:
-                await self._delete_index(keys, control.compaction_cursor)
+                await self._delete_index(keys, manifest.compaction_cursor)
                 attempt.is_done = True
                 return CompactionResult(CompactionEnd.COMPACTED, found.segment, recovered=True)
 
@@ -296,7 +296,7 @@ class Compaction:
         except AlreadyExists:
             raise Unavailable(f"an object of that name is there already: key={written.key!r}") from None
         greatest_ms = max(NO_TIMESTAMP, written.footer.max_timestamp)
-        before, following = task.control.segment, entries[-1].running_max_timestamp
+        before, following = task.manifest.segment, entries[-1].running_max_timestamp
         return SegmentEntry(
             base=entries[0].base,
             last=entries[-1].last,
@@ -325,25 +325,25 @@ class Compaction:
         return ended
 
     async def _move_cursor(self, keys: PartitionKeys, segment: SegmentEntry, cursor: int) -> CompactionEnd:
-        async def decide(control: Control) -> tuple[Control, Sequence[WriteOp]] | CompactionEnd:
-            if await self._is_committed(keys, control, segment):
+        async def decide(manifest: Manifest) -> tuple[Manifest, Sequence[WriteOp]] | CompactionEnd:
+            if await self._is_committed(keys, manifest, segment):
                 return CompactionEnd.COMPACTED
-            moved = move_cursor(control, segment, cursor=cursor)
+            moved = move_cursor(manifest, segment, cursor=cursor)
             if isinstance(moved, CursorRefusal):
                 return _END_BY[moved]
-            previous = control.segment
+            previous = manifest.segment
             return moved, [] if previous is None else [Put(keys.segment(previous.last), encode(SegmentFact(entry=previous)), ABSENT)]
 
-        ended = await self._records.change_control(keys, decide, action="move the compaction cursor")
+        ended = await self._records.change_manifest(keys, decide, action="move the compaction cursor")
         if ended is None:
             return CompactionEnd.GONE
-        return CompactionEnd.COMPACTED if isinstance(ended, Control) else ended
+        return CompactionEnd.COMPACTED if isinstance(ended, Manifest) else ended
 
-    async def _is_committed(self, keys: PartitionKeys, control: Control, segment: SegmentEntry) -> bool:
+    async def _is_committed(self, keys: PartitionKeys, manifest: Manifest, segment: SegmentEntry) -> bool:
         """Whether a CAS whose outcome was not known, of this compactor or of an earlier one, was applied: also if others followed it."""
-        if control.segment is not None and control.segment.object_id == segment.object_id:
+        if manifest.segment is not None and manifest.segment.object_id == segment.object_id:
             return True
-        if control.compaction_cursor <= segment.last:
+        if manifest.compaction_cursor <= segment.last:
             return False
         (record,) = await self._records.get(keys.segment(segment.last))
         if record is None:

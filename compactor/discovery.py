@@ -1,6 +1,6 @@
-"""What there is to look after: topics, the control records of their partitions, and what is in no segment yet.
+"""What there is to look after: topics, the manifests of their partitions, and what is in no segment yet.
 
-`Looks` remembers what the last look at a partition found: one that has not changed, and is not due yet, costs one read of its control
+`Looks` remembers what the last look at a partition found: one that has not changed, and is not due yet, costs one read of its manifest
 record. `read_backlog` is for people who ask (`forebay compactor status`): it reads keys alone, and changes nothing.
 """
 
@@ -18,7 +18,7 @@ from runtime.clock import Clock
 from runtime.ulid import ulid_ms
 from storage.catalog.topic import TopicState, decode_topic
 from storage.errors import Corrupt, IncompatibleFormat, NotFound, StorageError
-from storage.formats.control import Control, Entry, LogState, decode_attempt, decode_control, inline_bytes
+from storage.formats.manifest import Entry, LogState, Manifest, decode_attempt, decode_manifest, inline_bytes
 from storage.log.index import EntriesMoved, uncompacted_pages
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
@@ -44,7 +44,7 @@ class FoundPartition(NamedTuple):
     """`is_begun`: a compaction has noted something there, and may have died."""
 
     partition: PartitionId
-    control: Control
+    manifest: Manifest
     version: int
     is_begun: bool
 
@@ -66,33 +66,33 @@ async def active_topics(metadata: MetadataStore, *, unreadable: Callable[[str, S
             yield FoundTopic(topic.name, topic.topic_id, topic.partition_count, topic.configs)
 
 
-async def control_pages(
+async def manifest_pages(
     metadata: MetadataStore,
     partitions: Sequence[PartitionId],
     *,
     unreadable: Callable[[PartitionId, StorageError], None],
-    controls_per_read: int,
+    manifests_per_read: int,
 ) -> AsyncGenerator[list[FoundPartition], None]:
-    """The control records of `partitions`, `controls_per_read` at a time. Those that do not exist are left out. Raises `Unavailable`."""
-    for begin in range(0, len(partitions), controls_per_read):
-        page = partitions[begin : begin + controls_per_read]
+    """The manifests of `partitions`, `manifests_per_read` at a time. Those that do not exist are left out. Raises `Unavailable`."""
+    for begin in range(0, len(partitions), manifests_per_read):
+        page = partitions[begin : begin + manifests_per_read]
         wanted = [PartitionKeys(partition) for partition in page]
-        records = await metadata.get_many([key for one in wanted for key in (one.control, one.compaction)])
+        records = await metadata.get_many([key for one in wanted for key in (one.manifest, one.compaction)])
         found = []
-        for partition, control, attempt in zip(page, records[::2], records[1::2], strict=True):
-            if control is None:
+        for partition, manifest, attempt in zip(page, records[::2], records[1::2], strict=True):
+            if manifest is None:
                 continue
             try:
-                decoded = decode_control(control.value, path=control.path)
+                decoded = decode_manifest(manifest.value, path=manifest.path)
             except (Corrupt, IncompatibleFormat) as error:
                 unreadable(partition, error)
                 continue
-            found.append(FoundPartition(partition, decoded, control.version, attempt is not None))
+            found.append(FoundPartition(partition, decoded, manifest.version, attempt is not None))
         yield found
 
 
 class LastLook(NamedTuple):
-    """`version` of the control record, for which there is nothing to do before `again_ms`; nor for a later one if it `failed`.
+    """`version` of the manifest, for which there is nothing to do before `again_ms`; nor for a later one if it `failed`.
     `waiting_bytes` wait since `since_ms`.
     """
 
@@ -112,12 +112,12 @@ class Looks:
 
     def is_due(self, found: FoundPartition, *, now_ms: int) -> bool:
         """Whether the partition is worth a look: because of the entries above its cursor, or of what somebody has left undone."""
-        control, kept = found.control, self._kept.get(found.partition)
+        manifest, kept = found.manifest, self._kept.get(found.partition)
         if kept is not None and kept.failed and now_ms < kept.again_ms:
             return False
         if found.is_begun:
             return True
-        if control.log_state is LogState.DELETED or max(control.compaction_cursor, control.log_start) == control.sequence_counter:
+        if manifest.log_state is LogState.DELETED or max(manifest.compaction_cursor, manifest.log_start) == manifest.sequence_counter:
             self.forget(found.partition)
             return False
         return kept is None or now_ms >= kept.again_ms or kept.version != found.version
@@ -187,15 +187,15 @@ async def read_backlog(
     oldest_ms: int | None = None
 
     def note(partition: PartitionId, error: StorageError) -> None:
-        unreadable[PartitionKeys(partition).control.path] = str(error)
+        unreadable[PartitionKeys(partition).manifest.path] = str(error)
 
     for topic in found:
-        found_pages = control_pages(metadata, topic.partitions(), unreadable=note, controls_per_read=DEFAULT_LIMITS.controls_per_read)
+        found_pages = manifest_pages(metadata, topic.partitions(), unreadable=note, manifests_per_read=DEFAULT_LIMITS.manifests_per_read)
         async with contextlib.aclosing(found_pages) as pages:
             async for page in pages:
                 for one in page:
                     partitions += 1
-                    if (backlog := await _of_partition(metadata, topic, one.partition, one.control, policy, clock)) is None:
+                    if (backlog := await _of_partition(metadata, topic, one.partition, one.manifest, policy, clock)) is None:
                         continue
                     waiting += 1
                     due += backlog.why.startswith("due")
@@ -218,16 +218,16 @@ async def read_backlog(
 
 
 async def _of_partition(
-    metadata: MetadataStore, topic: FoundTopic, partition: PartitionId, control: Control, policy: CompactionPolicy, clock: Clock
+    metadata: MetadataStore, topic: FoundTopic, partition: PartitionId, manifest: Manifest, policy: CompactionPolicy, clock: Clock
 ) -> PartitionBacklog | None:
-    begin = max(control.compaction_cursor, control.log_start)
-    if begin >= control.sequence_counter:
+    begin = max(manifest.compaction_cursor, manifest.log_start)
+    if begin >= manifest.sequence_counter:
         return None
     keys = PartitionKeys(partition)
     entries: list[Entry] = []
     filled_bytes = 0
     with contextlib.suppress(EntriesMoved):  # compacted meanwhile: what was seen before is as true as the rest
-        async with contextlib.aclosing(uncompacted_pages(metadata, keys, control, begin)) as pages:
+        async with contextlib.aclosing(uncompacted_pages(metadata, keys, manifest, begin)) as pages:
             async for page in pages:
                 entries += page
                 filled_bytes += sum([entry.size_bytes for entry in page])
@@ -239,12 +239,12 @@ async def _of_partition(
     return PartitionBacklog(
         topic=topic.name,
         partition=partition.partition,
-        log_start=control.log_start,
-        cursor=control.compaction_cursor,
-        end=control.sequence_counter,
+        log_start=manifest.log_start,
+        cursor=manifest.compaction_cursor,
+        end=manifest.sequence_counter,
         entries=len(entries),
         bytes=filled_bytes,
-        is_more=entries[-1].last + 1 < control.sequence_counter,
+        is_more=entries[-1].last + 1 < manifest.sequence_counter,
         since_ms=since_ms,
         why=await _why(metadata, keys, entries, filled_bytes, since_ms, policy, clock),
     )

@@ -15,8 +15,8 @@ class CompactorLimits:
     call_timeout_s: float = 10.0
     keys_per_delete: int = 1_000
     """Keys of an index, of segments or of pages that one request deletes."""
-    controls_per_read: int = 250
-    """Partitions whose control records one request reads."""
+    manifests_per_read: int = 250
+    """Partitions whose manifests one request reads."""
 
     # Compaction
 

@@ -1,7 +1,7 @@
 """One merge of one partition: small neighbours in segments/ become one segment (docs/design/upkeep.md#merging, model Forebay-merge).
 
-    claim → plan → the object → [read control] → [sources as they are, under their versions] → [CAS control: rewritten]
-          → the merge under every key in its range, each under the version that was scanned → [scan] → [CAS control: no rewritten]
+    claim → plan → the object → [read manifest] → [sources as they are, under their versions] → [CAS manifest: rewritten]
+          → the merge under every key in its range, each under the version that was scanned → [scan] → [CAS manifest: no rewritten]
 
 The first CAS commits. Before it nothing has changed for anybody; after it anybody finishes. Old objects, and the object of a merge that was
 not committed, are the collector's: a merge deletes nothing. The claim is that of compactions; it saves work and protects nothing.
@@ -20,7 +20,7 @@ from compactor.plan import MergePolicy, MergeRefusal, begin_rewriting, choose, i
 from compactor.records import Claims, Records
 from runtime.ids import Entropy, IdSource
 from storage.errors import AlreadyExists, Corrupt, EndsEarly, NotFound, Unavailable
-from storage.formats.control import Control, LogState, SegmentEntry, SegmentFact, decode_control, decode_segment, encode, with_rewritten
+from storage.formats.manifest import LogState, Manifest, SegmentEntry, SegmentFact, decode_manifest, decode_segment, encode, with_rewritten
 from storage.formats.segment import FOOTER_READ_BYTES, SegmentWriter, check_block, decode_footer, footer_bytes_missing, segment_key
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, Key, MetadataStore, Put, Record, Session, Status
@@ -119,25 +119,25 @@ class Merging:
         finally:
             self._running.discard(partition)
 
-    async def _look(self, keys: PartitionKeys) -> tuple[Control, Sequence[_Source]] | MergeResult:
-        """What there is to do: a merge to finish, which the control record names, or sources to merge. A result if there is nothing."""
-        (record,) = await self._records.get(keys.control)
-        control = None if record is None else decode_control(record.value, path=record.path)
-        if control is None or control.log_state is LogState.DELETED:
+    async def _look(self, keys: PartitionKeys) -> tuple[Manifest, Sequence[_Source]] | MergeResult:
+        """What there is to do: a merge to finish, which the manifest names, or sources to merge. A result if there is nothing."""
+        (record,) = await self._records.get(keys.manifest)
+        manifest = None if record is None else decode_manifest(record.value, path=record.path)
+        if manifest is None or manifest.log_state is LogState.DELETED:
             return MergeResult(MergeEnd.GONE)
-        sources = () if control.rewritten is not None else await self._due(keys, control)
-        return (control, sources) if sources or control.rewritten is not None else MergeResult(MergeEnd.NOTHING_DUE)
+        sources = () if manifest.rewritten is not None else await self._due(keys, manifest)
+        return (manifest, sources) if sources or manifest.rewritten is not None else MergeResult(MergeEnd.NOTHING_DUE)
 
     async def _run(self, partition: PartitionId, keys: PartitionKeys) -> MergeResult:
         if isinstance(looked := await self._look(keys), MergeResult):
             return looked
-        control, sources = looked
-        if control.rewritten is not None:
-            ended = await self._finish(keys, control.rewritten)
-            return MergeResult(ended, control.rewritten, recovered=True)
+        manifest, sources = looked
+        if manifest.rewritten is not None:
+            ended = await self._finish(keys, manifest.rewritten)
+            return MergeResult(ended, manifest.rewritten, recovered=True)
         read_bytes = sum(source.segment.size_bytes for source in sources)
         try:
-            merged = await self._write_segment(partition, control, sources)
+            merged = await self._write_segment(partition, manifest, sources)
         except (NotFound, EndsEarly) as error:
             # They may have gone since. Of merged ones a write tells for certain; trimmed ones keep their keys for a while.
             if await self._touch(keys, sources) and not await self._is_trimmed(keys, sources):
@@ -150,24 +150,24 @@ class Merging:
 
     async def _is_trimmed(self, keys: PartitionKeys, sources: Sequence[_Source]) -> bool:
         """Whether the first of them is below the log start by now, where objects are not looked after."""
-        (record,) = await self._records.get(keys.control)
-        return record is None or sources[0].segment.last < decode_control(record.value, path=record.path).log_start
+        (record,) = await self._records.get(keys.manifest)
+        return record is None or sources[0].segment.last < decode_manifest(record.value, path=record.path).log_start
 
     # Steps 1 and 2: sources and object
 
-    async def _due(self, keys: PartitionKeys, control: Control) -> Sequence[_Source]:
+    async def _due(self, keys: PartitionKeys, manifest: Manifest) -> Sequence[_Source]:
         """What to merge, of the segments below the newest."""
         found: list[_Source] = []
         large = 0
-        end = 0 if control.segment is None else control.segment.base
+        end = 0 if manifest.segment is None else manifest.segment.base
         count_max, large_max = self._limits.merge_segments_read_max, self._limits.merge_large_passed_max
-        while end > control.log_start and len(found) < count_max and large < large_max:
+        while end > manifest.log_start and len(found) < count_max and large < large_max:
             (record,) = await self._records.get(keys.segment(end - 1))
             if record is None:
                 break  # it is on its way, or what was there had been deleted when what follows was compacted
             segment = decode_segment(record.value, path=record.path)
             if segment.last != end - 1:
-                break  # an old record: a merge has its place that holds the newest segment of the control record above
+                break  # an old record: a merge has its place that holds the newest segment of the manifest above
             found.append(_Source(segment, record))
             large += not self._policy.is_small(segment)
             end = segment.base
@@ -175,9 +175,9 @@ class Merging:
         chosen = choose([source.segment for source in found], self._policy)
         return [source for source in found if source.segment in chosen]
 
-    async def _write_segment(self, partition: PartitionId, control: Control, sources: Sequence[_Source]) -> SegmentEntry:
+    async def _write_segment(self, partition: PartitionId, manifest: Manifest, sources: Sequence[_Source]) -> SegmentEntry:
         """Raises what reading the objects of the sources raises."""
-        object_id = ObjectId(self._ids.next_ulid(above=control.revoked_floor))
+        object_id = ObjectId(self._ids.next_ulid(above=manifest.revoked_floor))
         segments = [source.segment for source in sources]
         writer = SegmentWriter(partition, object_id, segments[0].base, block_bytes=self._policy.block_bytes)
         for segment in segments:
@@ -210,19 +210,19 @@ class Merging:
     # Step 3: the commit
 
     async def _commit(self, keys: PartitionKeys, sources: Sequence[_Source], merged: SegmentEntry) -> MergeEnd:
-        async def decide(control: Control) -> tuple[Control, tuple[()]] | MergeEnd:
-            if control.rewritten is not None and control.rewritten.object_id == merged.object_id:
+        async def decide(manifest: Manifest) -> tuple[Manifest, tuple[()]] | MergeEnd:
+            if manifest.rewritten is not None and manifest.rewritten.object_id == merged.object_id:
                 return MergeEnd.MERGED  # by a CAS without an answer
-            changed = begin_rewriting(control, merged)
+            changed = begin_rewriting(manifest, merged)
             if isinstance(changed, MergeRefusal):
                 return _END_BY[changed]
-            # Only now, so that no other merge has taken a source between the scan and the version of `control`.
+            # Only now, so that no other merge has taken a source between the scan and the version of `manifest`.
             return (changed, ()) if await self._touch(keys, sources) else MergeEnd.OVERTAKEN
 
-        ended = await self._records.change_control(keys, decide, action="commit a merge")
+        ended = await self._records.change_manifest(keys, decide, action="commit a merge")
         if ended is None:
             return MergeEnd.GONE
-        return MergeEnd.MERGED if isinstance(ended, Control) else ended
+        return MergeEnd.MERGED if isinstance(ended, Manifest) else ended
 
     async def _touch(self, keys: PartitionKeys, sources: Sequence[_Source]) -> bool:
         """Whether all sources are in segments/ for certain: each is put as it is, under the version that a read shows."""
@@ -241,23 +241,23 @@ class Merging:
                 return True
         raise Unavailable(f"sources of a merge are changed all the time: partition={keys.partition_key}")
 
-    # Steps 4 and 5: into segments/, and out of the control record
+    # Steps 4 and 5: into segments/, and out of the manifest
 
     async def _finish(self, keys: PartitionKeys, merged: SegmentEntry) -> MergeEnd:
-        async def decide(control: Control) -> tuple[Control, tuple[()]] | MergeEnd:
-            if control.log_state is LogState.DELETED:
+        async def decide(manifest: Manifest) -> tuple[Manifest, tuple[()]] | MergeEnd:
+            if manifest.log_state is LogState.DELETED:
                 return MergeEnd.GONE
-            if control.rewritten is None or control.rewritten.object_id != merged.object_id:
+            if manifest.rewritten is None or manifest.rewritten.object_id != merged.object_id:
                 return MergeEnd.MERGED  # others have finished it
             # Below the log start keys are gone, or will be, so that they need not be put, and could not.
-            if merged.last >= control.log_start:
+            if merged.last >= manifest.log_start:
                 await self._put_under_all_keys(keys, merged)
-            return with_rewritten(control, None), ()
+            return with_rewritten(manifest, None), ()
 
-        ended = await self._records.change_control(keys, decide, action="finish a merge")
+        ended = await self._records.change_manifest(keys, decide, action="finish a merge")
         if ended is None:
             return MergeEnd.GONE
-        return MergeEnd.MERGED if isinstance(ended, Control) else ended
+        return MergeEnd.MERGED if isinstance(ended, Manifest) else ended
 
     async def _put_under_all_keys(self, keys: PartitionKeys, merged: SegmentEntry) -> None:
         """Return when a scan shows `merged` under each key in its range; raise `Unavailable` if others keep it from that."""
@@ -273,7 +273,7 @@ class Merging:
                     if shown == merged:
                         continue
                     if not is_inside(shown, merged):
-                        # The control record was read long ago: a later merge has taken this one in.
+                        # The manifest was read long ago: a later merge has taken this one in.
                         raise Unavailable(f"a merge was merged meanwhile: key={path!r} merged={merged.object_id}")
                     is_whole = False
                     puts.append(Put(Key(path, keys.partition_key), encode(SegmentFact(entry=merged)), record.version))

@@ -1,4 +1,4 @@
-"""What upkeep decides about a control record, pure (docs/design/upkeep.md).
+"""What upkeep decides about a manifest, pure (docs/design/upkeep.md).
 
 Compaction: which entries become the next segment, which ranges of WAL objects hold the slices of a round, and what a committed segment
 makes of the record. Merging: which neighbours become one segment. Retention: which segments and entries are deleted, oldest first.
@@ -15,7 +15,7 @@ import msgspec
 
 from runtime.ulid import ulid_ms
 from storage.catalog.topic_configs import integer, value_of
-from storage.formats.control import Control, Entry, EntrySource, IndexChunk, LogState, SegmentEntry, inline_bytes, with_rewritten
+from storage.formats.manifest import Entry, EntrySource, IndexChunk, LogState, Manifest, SegmentEntry, inline_bytes, with_rewritten
 from storage.formats.segment import HEADER_BYTES, footer_bytes
 from storage.limits import KIB, SEGMENT_BLOCK_BYTES_TARGET, SEGMENT_BYTES_TARGET
 from storage.log.decide import FORGOTTEN_AFTER, drained
@@ -138,9 +138,9 @@ class MergeRefusal(Enum):
     """It would hold the newest segment."""
 
 
-def may_be_due(control: Control) -> bool:
+def may_be_due(manifest: Manifest) -> bool:
     """Whether there is a merge to finish, or a segment below the newest."""
-    return control.rewritten is not None or (control.segment is not None and control.segment.base > control.log_start)
+    return manifest.rewritten is not None or (manifest.segment is not None and manifest.segment.base > manifest.log_start)
 
 
 def choose(segments: Sequence[SegmentEntry], policy: MergePolicy) -> Sequence[SegmentEntry]:
@@ -174,17 +174,17 @@ def merge_of(sources: Sequence[SegmentEntry], object_id: ObjectId, *, size_bytes
     )
 
 
-def begin_rewriting(control: Control, merged: SegmentEntry) -> Control | MergeRefusal:
-    """The record to put by CAS when the sources of `merged` were seen, and touched, after `control` was read."""
-    if control.log_state is LogState.DELETED:
+def begin_rewriting(manifest: Manifest, merged: SegmentEntry) -> Manifest | MergeRefusal:
+    """The record to put by CAS when the sources of `merged` were seen, and touched, after `manifest` was read."""
+    if manifest.log_state is LogState.DELETED:
         return MergeRefusal.GONE
-    if control.rewritten is not None:
+    if manifest.rewritten is not None:
         return MergeRefusal.UNDER_WAY
-    if merged.object_id <= control.revoked_floor:
+    if merged.object_id <= manifest.revoked_floor:
         return MergeRefusal.REVOKED
-    if control.segment is None or merged.last >= control.segment.base:
+    if manifest.segment is None or merged.last >= manifest.segment.base:
         return MergeRefusal.NEWEST
-    return with_rewritten(control, merged)
+    return with_rewritten(manifest, merged)
 
 
 def is_inside(segment: SegmentEntry, merged: SegmentEntry) -> bool:
@@ -239,16 +239,16 @@ class RetentionPlan:
     It counts up to `sizes_kept_max` items one by one.
     """
 
-    def __init__(self, limits: RetentionLimits, control: Control, *, now_ms: int, sizes_kept_max: int) -> None:
+    def __init__(self, limits: RetentionLimits, manifest: Manifest, *, now_ms: int, sizes_kept_max: int) -> None:
         self._sizes_kept_max = sizes_kept_max
         self._limits = limits
-        self._bytes_total = control.bytes_total
+        self._bytes_total = manifest.bytes_total
         self._expired_before_ms = now_ms - limits.retention_ms
         # What is in the log was appended once, so without counting it is known to be no more than that.
-        self._counts_bytes = NO_LIMIT != limits.retention_bytes < control.bytes_total
+        self._counts_bytes = NO_LIMIT != limits.retention_bytes < manifest.bytes_total
         self._kept: deque[_KeptSegment] = deque()
         self._kept_bytes = 0
-        self._end = self.log_start = control.log_start
+        self._end = self.log_start = manifest.log_start
 
     def add(self, items: Iterable[EntrySource]) -> bool:
         """Whether the answer may change with what follows."""
@@ -304,18 +304,18 @@ class TidyPolicy(NamedTuple):
 
 
 class Tidied(NamedTuple):
-    """`control` is put by CAS, `chunk` beside it and before it, if absent: entries that the record of before had pending."""
+    """`manifest` is put by CAS, `chunk` beside it and before it, if absent: entries that the record of before had pending."""
 
-    control: Control
+    manifest: Manifest
     chunk: IndexChunk | None = None
 
 
-def is_idle(control: Control, policy: TidyPolicy, *, now_ms: int) -> bool:
-    return control.log_state is LogState.OPEN and control.last_append_ms < now_ms - policy.idle_ms
+def is_idle(manifest: Manifest, policy: TidyPolicy, *, now_ms: int) -> bool:
+    return manifest.log_state is LogState.OPEN and manifest.last_append_ms < now_ms - policy.idle_ms
 
 
 def tidied(
-    control: Control, log_start: int, policy: TidyPolicy, *, now_ms: int, dead_writers_max: int, gone: Collection[int] = ()
+    manifest: Manifest, log_start: int, policy: TidyPolicy, *, now_ms: int, dead_writers_max: int, gone: Collection[int] = ()
 ) -> Tidied | None:
     """What to put so that the log begins at `log_start`; None if nothing has to change, or nothing may.
 
@@ -330,13 +330,13 @@ def tidied(
     The ring goes as a whole, by the chunk that a commit would make of it: its entries were committed before, so that chunk is true also if
     the CAS fails (I3). None of it is needed where all of the ring is below the cursor, where segments count (I4), or below log_start.
     """
-    if control.log_state is not LogState.OPEN or log_start > control.sequence_counter:  # the latter: an old record
+    if manifest.log_state is not LogState.OPEN or log_start > manifest.sequence_counter:  # the latter: an old record
         return None
-    trimmed = decide_trim(control, log_start).control
-    idle = is_idle(control, policy, now_ms=now_ms)
+    trimmed = decide_trim(manifest, log_start).manifest
+    idle = is_idle(manifest, policy, now_ms=now_ms)
     if trimmed is None and not idle:
         return None
-    made, chunk = trimmed or control, None
+    made, chunk = trimmed or manifest, None
     if policy.producer_expiration_ms is not None:
         producers = dict(made.producers)
         pages = forget_expired(made.pages, producers, before_ms=now_ms - FORGOTTEN_AFTER * policy.producer_expiration_ms)
@@ -346,20 +346,20 @@ def tidied(
         is_needed = made.pending[-1].last >= max(made.compaction_cursor, made.log_start)
         chunk = drained(made) if is_needed else None
         made = msgspec.structs.replace(made, pending=())
-    dead = control.writers.keys() & gone
-    if len(dead) > dead_writers_max or (dead and made is not control):
+    dead = manifest.writers.keys() & gone
+    if len(dead) > dead_writers_max or (dead and made is not manifest):
         made = msgspec.structs.replace(made, writers={epoch: entry for epoch, entry in made.writers.items() if epoch not in dead})
-    return None if made is control else Tidied(made, chunk)
+    return None if made is manifest else Tidied(made, chunk)
 
 
-def questioned_writers(control: Control, policy: TidyPolicy, *, now_ms: int, dead_writers_max: int) -> Collection[int]:
+def questioned_writers(manifest: Manifest, policy: TidyPolicy, *, now_ms: int, dead_writers_max: int) -> Collection[int]:
     """The epochs of which it matters whether their brokers are gone: those of a record that is tidied anyway, or that has many."""
-    if not is_idle(control, policy, now_ms=now_ms):
+    if not is_idle(manifest, policy, now_ms=now_ms):
         return ()
-    if len(control.writers) <= dead_writers_max:
-        made = tidied(control, control.log_start, policy, now_ms=now_ms, dead_writers_max=dead_writers_max)
-        return () if made is None else control.writers.keys()
-    return control.writers.keys()
+    if len(manifest.writers) <= dead_writers_max:
+        made = tidied(manifest, manifest.log_start, policy, now_ms=now_ms, dead_writers_max=dead_writers_max)
+        return () if made is None else manifest.writers.keys()
+    return manifest.writers.keys()
 
 
 class CursorRefusal(Enum):
@@ -373,19 +373,19 @@ class CursorRefusal(Enum):
     """The collector has revoked the object: it may be deleting it."""
 
 
-def move_cursor(control: Control, segment: SegmentEntry, *, cursor: int) -> Control | CursorRefusal:
+def move_cursor(manifest: Manifest, segment: SegmentEntry, *, cursor: int) -> Manifest | CursorRefusal:
     """The record to put by CAS when `segment`, of entries read at the compaction cursor `cursor`, is whole.
 
     `pending` stays as it is: its entries below the cursor become an index chunk as all do, which means nothing there (I4).
     """
-    if control.log_state is LogState.DELETED:
+    if manifest.log_state is LogState.DELETED:
         return CursorRefusal.GONE
-    if control.compaction_cursor != cursor:
+    if manifest.compaction_cursor != cursor:
         return CursorRefusal.OVERTAKEN
-    if segment.object_id <= control.revoked_floor:
+    if segment.object_id <= manifest.revoked_floor:
         return CursorRefusal.REVOKED
-    assert cursor <= segment.base <= segment.last < control.sequence_counter, f"not committed: {segment} cursor={cursor}"
-    return msgspec.structs.replace(control, compaction_cursor=segment.last + 1, segment=segment)
+    assert cursor <= segment.base <= segment.last < manifest.sequence_counter, f"not committed: {segment} cursor={cursor}"
+    return msgspec.structs.replace(manifest, compaction_cursor=segment.last + 1, segment=segment)
 
 
 def _reads_of(object_id: ObjectId, spans: Sequence[Span], *, gap_bytes_max: int, get_bytes_max: int) -> list[RangeRead]:

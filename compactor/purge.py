@@ -1,6 +1,6 @@
 """What deleted topics leave behind goes (docs/design/upkeep.md#purging-deleted-topics, model/purging.py).
 
-    topic-ids says deleted, control records are tombstones → index/, segments/, producers/, meta/compaction go → objects of segments go
+    topic-ids says deleted, manifests are tombstones → index/, segments/, producers/, meta/compaction go → objects of segments go
 
 That topic-ids says deleted stays true, so nothing here depends on how old a read is. Requests may arrive after their topic is gone: each
 topic is looked at again, after longer and longer pauses. Tombstones and the records in topic-ids stay. WAL objects are the collector's.
@@ -20,7 +20,7 @@ from runtime.ids import Entropy
 from storage.catalog.collections import Deletions, MetadataWentBack
 from storage.catalog.topic import decode_topic_id
 from storage.errors import Corrupt, IncompatibleFormat, StorageError, Unavailable
-from storage.formats.control import LogState, decode_control
+from storage.formats.manifest import LogState, decode_manifest
 from storage.formats.segment import parse_segment_key, segments_of_topic
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
@@ -213,20 +213,20 @@ class Purge:
         tally.partitions += len(partitions)
         wanted = [PartitionKeys(partition) for partition in partitions]
         try:
-            records = await self._records.get(*(key for one in wanted for key in (one.control, one.compaction)))
+            records = await self._records.get(*(key for one in wanted for key in (one.manifest, one.compaction)))
         except Unavailable as error:
             tally.failed[str(partitions[0])] = error
             return
         async with asyncio.TaskGroup() as tasks:
-            for partition, control, attempt in zip(partitions, records[::2], records[1::2], strict=True):
-                tasks.create_task(self._purge_partition(partition, control, attempt, tally))
+            for partition, manifest, attempt in zip(partitions, records[::2], records[1::2], strict=True):
+                tasks.create_task(self._purge_partition(partition, manifest, attempt, tally))
 
-    async def _purge_partition(self, partition: PartitionId, control: Record | None, attempt: Record | None, tally: _Tally) -> None:
+    async def _purge_partition(self, partition: PartitionId, manifest: Record | None, attempt: Record | None, tally: _Tally) -> None:
         names = PartitionKeys(partition)
         try:
-            if control is None or decode_control(control.value, path=control.path).log_state is not LogState.DELETED:
+            if manifest is None or decode_manifest(manifest.value, path=manifest.path).log_state is not LogState.DELETED:
                 # Its tombstone was put before topic-ids said so: this is the answer of a deposed leader.
-                raise Unavailable(f"not seen as deleted yet: key={names.control.path!r}")
+                raise Unavailable(f"not seen as deleted yet: key={names.manifest.path!r}")
             for first, end in names.lists():
                 tally.keys += await self._records.delete_range(first, end)
             if attempt is not None:

@@ -1,4 +1,4 @@
-"""The metadata store as upkeep calls it: a deadline on every call, and one way to change a control record.
+"""The metadata store as upkeep calls it: a deadline on every call, and one way to change a manifest.
 
 `Claims` are of partitions: of two compactors one does the work. They protect nothing: both may do it (docs/design/upkeep.md).
 `GoneBrokers` knows which brokers are gone for certain: only their entries may leave `writers`.
@@ -16,7 +16,7 @@ from runtime.ids import Entropy
 from storage.catalog.brokers import read_live
 from storage.catalog.records import ATTEMPTS_MAX, given_up, pause
 from storage.errors import Unavailable
-from storage.formats.control import Control, decode_control, encode
+from storage.formats.manifest import Manifest, decode_manifest, encode
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import (
     ABSENT,
@@ -70,14 +70,14 @@ class Records:
         except TimeoutError:
             return Unknown(f"no answer after {self._call_timeout_s} s")
 
-    async def change_control(
+    async def change_manifest(
         self,
         keys: PartitionKeys,
-        decide: Callable[[Control], Awaitable[tuple[Control, Sequence[WriteOp]] | T]],
+        decide: Callable[[Manifest], Awaitable[tuple[Manifest, Sequence[WriteOp]] | T]],
         *,
         action: str,
-    ) -> Control | T | None:
-        """CAS the control record to what `decide` makes of it, with writes that travel beside the CAS; ask again whenever it has changed.
+    ) -> Manifest | T | None:
+        """CAS the manifest to what `decide` makes of it, with writes that travel beside the CAS; ask again whenever it has changed.
 
         Return the record that was put; or what `decide` returns instead of one, which ends it; or None if the partition does not exist.
         A CAS may have been applied though its answer was lost, by this call: `decide` is then asked about its own result.
@@ -86,16 +86,16 @@ class Records:
         unknown: Unknown | None = None
         reason = ""
         for number in range(ATTEMPTS_MAX):
-            (record,) = await self.get(keys.control)
+            (record,) = await self.get(keys.manifest)
             if record is None:
                 return None
-            decided = await decide(decode_control(record.value, path=record.path))
+            decided = await decide(decode_manifest(record.value, path=record.path))
             if not isinstance(decided, tuple):
                 return decided
-            control, beside = decided
-            match await self.write([*beside, Put(keys.control, encode(control), record.version)]):
+            manifest, beside = decided
+            match await self.write([*beside, Put(keys.manifest, encode(manifest), record.version)]):
                 case Applied(results) if results[-1].status is Status.OK:
-                    return control
+                    return manifest
                 case Applied():
                     reason = "others committed each time"
                 case Unknown() as outcome:
@@ -167,11 +167,11 @@ class Claims:
 class GoneBrokers:
     """The brokers that one process knows to be gone for certain (docs/design/coordination.md#who-is-gone-for-certain).
 
-    `note` epochs that were read in control records, then `ask`. An epoch is the version of a registration record, and versions are never
+    `note` epochs that were read in manifests, then `ask`. An epoch is the version of a registration record, and versions are never
     reused: one that is not registered any more stays gone. A list of brokers proves that of the epochs that were read before it was asked
     for, and of no others:
 
-        list of brokers without 10 … broker 10 registers, commits … control with {10: …} is read        must not count 10 as dead
+        list of brokers without 10 … broker 10 registers, commits … manifest with {10: …} is read        must not count 10 as dead
 
     So each list is asked for with the epochs that were noted until then, and what it shows holds for every record, also for one read later.
     """

@@ -2,7 +2,7 @@
 
 A collector deletes what the second does not show. Its order is that of the model (Forebay-collect and its variants):
 
-    [witness beside the keys] + [CAS control: revoked_floor]  →  a list of the keys that has the witness  →  their values, witness first
+    [witness beside the keys] + [CAS manifest: revoked_floor]  →  a list of the keys that has the witness  →  their values, witness first
 
 From the CAS on no commit takes an object up to the floor. What was committed before is in the record that the CAS left, or in a key by
 then; an entry that moves from the record to a key afterwards was seen in the record.
@@ -20,7 +20,7 @@ from compactor.records import Records
 from runtime.ids import Entropy, IdSource
 from storage.catalog.topic import decode_topic_id
 from storage.errors import Unavailable
-from storage.formats.control import Control, Entry, LogState, decode_attempt, decode_chunk, decode_control, decode_segment
+from storage.formats.manifest import Entry, LogState, Manifest, decode_attempt, decode_chunk, decode_manifest, decode_segment
 from storage.metadata import keys as metadata_keys
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import ABSENT, Applied, Delete, Key, MetadataStore, Put, Record, Session, WriteOp, children_of
@@ -35,28 +35,28 @@ class _AsItIs:
     """A partition whose floor is high enough already."""
 
 
-def live_from(control: Control) -> int:
+def live_from(manifest: Manifest) -> int:
     """Entries that end below this mean nothing."""
-    return max(control.compaction_cursor, control.log_start)
+    return max(manifest.compaction_cursor, manifest.log_start)
 
 
-def wal_references(control: Control) -> set[ObjectId]:
+def wal_references(manifest: Manifest) -> set[ObjectId]:
     """WAL objects that the record itself refers to."""
-    return _objects_of(control.pending, control)
+    return _objects_of(manifest.pending, manifest)
 
 
-def segment_references(control: Control) -> set[ObjectId]:
+def segment_references(manifest: Manifest) -> set[ObjectId]:
     """Segments that the record itself refers to."""
-    named = (control.segment, control.rewritten)
-    return {segment.object_id for segment in named if segment is not None and segment.last >= control.log_start}
+    named = (manifest.segment, manifest.rewritten)
+    return {segment.object_id for segment in named if segment is not None and segment.last >= manifest.log_start}
 
 
-def chunk_references(record: Record, control: Control) -> set[ObjectId]:
-    return _objects_of(decode_chunk(record.value, path=record.path).entries, control)
+def chunk_references(record: Record, manifest: Manifest) -> set[ObjectId]:
+    return _objects_of(decode_chunk(record.value, path=record.path).entries, manifest)
 
 
-def _objects_of(entries: Sequence[Entry], control: Control) -> set[ObjectId]:
-    return {entry.object_id for entry in entries if entry.last >= live_from(control) and not entry.is_inline}
+def _objects_of(entries: Sequence[Entry], manifest: Manifest) -> set[ObjectId]:
+    return {entry.object_id for entry in entries if entry.last >= live_from(manifest) and not entry.is_inline}
 
 
 class References:
@@ -78,19 +78,19 @@ class References:
         self._session = session
         self.ids = ids
 
-    async def wal_seen(self, partition: PartitionId, control: Control) -> set[ObjectId]:
+    async def wal_seen(self, partition: PartitionId, manifest: Manifest) -> set[ObjectId]:
         """A look without a proof: what it shows was referred to, what it does not show may be."""
-        found = wal_references(control)
+        found = wal_references(manifest)
         keys = PartitionKeys(partition)
-        async for record in self._scan(keys.index(live_from(control)), children_of(keys.index_prefix.removesuffix("/"))[1]):
-            found |= chunk_references(record, control)
+        async for record in self._scan(keys.index(live_from(manifest)), children_of(keys.index_prefix.removesuffix("/"))[1]):
+            found |= chunk_references(record, manifest)
         return found
 
-    async def segments_seen(self, partition: PartitionId, control: Control) -> set[ObjectId]:
+    async def segments_seen(self, partition: PartitionId, manifest: Manifest) -> set[ObjectId]:
         """As `wal_seen`."""
-        found = segment_references(control)
+        found = segment_references(manifest)
         keys = PartitionKeys(partition)
-        async for record in self._scan(keys.segment(control.log_start), children_of(keys.segments_prefix.removesuffix("/"))[1]):
+        async for record in self._scan(keys.segment(manifest.log_start), children_of(keys.segments_prefix.removesuffix("/"))[1]):
             found.add(decode_segment(record.value, path=record.path).object_id)
         return found | await self._attempted(keys)
 
@@ -103,9 +103,9 @@ class References:
         """As `revoke_wal`, for segments; with that of a compaction under way unless `is_committed`."""
         keys = PartitionKeys(partition)
 
-        def of_record(record: Record, control: Control) -> set[ObjectId]:
+        def of_record(record: Record, manifest: Manifest) -> set[ObjectId]:
             end = int(record.path.rsplit("/", 1)[1])
-            return {decode_segment(record.value, path=record.path).object_id} if end >= control.log_start else set()
+            return {decode_segment(record.value, path=record.path).object_id} if end >= manifest.log_start else set()
 
         found = await self._revoke(partition, keys, floor, keys.segment_witness, keys.segments_prefix, segment_references, of_record)
         return found if found is None or is_committed else found | await self._attempted(keys)
@@ -118,14 +118,14 @@ class References:
         """The same of segments; that of a compaction under way is not among them."""
         return await self.revoke_segments(partition, ObjectId(""), is_committed=True)
 
-    async def certain_control(self, partition: PartitionId) -> Control | None:
-        """The control record as of a moment after the call, by no deposed leader; None if there is none."""
-        found = await read_certainly(self._records.metadata, [PartitionKeys(partition).control], name=self.ids.next_ulid())
+    async def certain_manifest(self, partition: PartitionId) -> Manifest | None:
+        """The manifest as of a moment after the call, by no deposed leader; None if there is none."""
+        found = await read_certainly(self._records.metadata, [PartitionKeys(partition).manifest], name=self.ids.next_ulid())
         (record,) = found.records
-        return None if record is None else decode_control(record.value, path=record.path)
+        return None if record is None else decode_manifest(record.value, path=record.path)
 
     async def is_gone(self, partition: PartitionId) -> bool:
-        """Whether a partition without a control record is that of a deleted topic: it may only be new (model F-collect-absent)."""
+        """Whether a partition without a manifest is that of a deleted topic: it may only be new (model F-collect-absent)."""
         (record,) = await self._records.get(metadata_keys.topic_id(partition.topic_id))
         return record is not None and decode_topic_id(record).is_deleted
 
@@ -136,8 +136,8 @@ class References:
         floor: ObjectId,
         witness_key: Callable[[str], Key],
         prefix: str,
-        of_control: Callable[[Control], set[ObjectId]],
-        of_record: Callable[[Record, Control], set[ObjectId]],
+        of_manifest: Callable[[Manifest], set[ObjectId]],
+        of_record: Callable[[Record, Manifest], set[ObjectId]],
     ) -> set[ObjectId] | None:
         witnesses: list[Key] = []
 
@@ -145,40 +145,40 @@ class References:
             witnesses.append(witness_key(self.ids.next_ulid(above="")))
             return Put(witnesses[-1], _VALUE, ABSENT, session=self._session.session_id)
 
-        async def decide(control: Control) -> tuple[Control, Sequence[WriteOp]] | _AsItIs | None:
-            if control.log_state is LogState.DELETED:
+        async def decide(manifest: Manifest) -> tuple[Manifest, Sequence[WriteOp]] | _AsItIs | None:
+            if manifest.log_state is LogState.DELETED:
                 return None
-            if control.revoked_floor >= floor:
+            if manifest.revoked_floor >= floor:
                 return _AsItIs()
-            return msgspec.structs.replace(control, revoked_floor=floor), [witness()]
+            return msgspec.structs.replace(manifest, revoked_floor=floor), [witness()]
 
-        (there,) = await self._records.get(keys.control)
+        (there,) = await self._records.get(keys.manifest)
         if there is None:
             if await self.is_gone(partition):
                 return None
             raise Unavailable(f"a partition is not there, and nobody says that its topic was deleted: partition={partition}")
         try:
-            control = await self._records.change_control(keys, decide, action="revoke objects")
-            if control is None:
+            manifest = await self._records.change_manifest(keys, decide, action="revoke objects")
+            if manifest is None:
                 return None
-            if isinstance(control, _AsItIs):
+            if isinstance(manifest, _AsItIs):
                 # The floor may be another's, and the record a deposed leader's: what follows has to be newer than the question.
                 outcome = await self._records.write([witness()])
                 if not isinstance(outcome, Applied):
                     raise Unavailable(f"no certain look: key={witnesses[-1].path!r} cause={outcome.reason!r}")
-                seen, record = await self._records.get(witnesses[-1], keys.control)
+                seen, record = await self._records.get(witnesses[-1], keys.manifest)
                 if seen is None or record is None:
                     raise Unavailable(f"a record is older than the question: witness={witnesses[-1].path!r}")
-                control = decode_control(record.value, path=record.path)
-                if control.log_state is LogState.DELETED:
+                manifest = decode_manifest(record.value, path=record.path)
+                if manifest.log_state is LogState.DELETED:
                     return None
-            return of_control(control) | await self._certain(keys, witnesses[-1], prefix, control, of_record)
+            return of_manifest(manifest) | await self._certain(keys, witnesses[-1], prefix, manifest, of_record)
         finally:
             if witnesses:
                 await self._records.write([Delete(key) for key in witnesses])  # they go with the session at the latest
 
     async def _certain(
-        self, keys: PartitionKeys, witness: Key, prefix: str, control: Control, of_record: Callable[[Record, Control], set[ObjectId]]
+        self, keys: PartitionKeys, witness: Key, prefix: str, manifest: Manifest, of_record: Callable[[Record, Manifest], set[ObjectId]]
     ) -> set[ObjectId]:
         """What the keys below `prefix` refer to, in a state that has the witness."""
         start, end = children_of(prefix.removesuffix("/"))
@@ -195,7 +195,7 @@ class References:
             for record in records:
                 # One that has gone since the list was made was below the cursor or log_start by then.
                 if record is not None:
-                    found |= of_record(record, control)
+                    found |= of_record(record, manifest)
             await asyncio.sleep(0)
         return found
 
@@ -213,7 +213,7 @@ class References:
             yield record
 
 
-async def read_control(records: Records, partition: PartitionId) -> Control | None:
+async def read_manifest(records: Records, partition: PartitionId) -> Manifest | None:
     """None if there is none."""
-    (record,) = await records.get(PartitionKeys(partition).control)
-    return None if record is None else decode_control(record.value, path=record.path)
+    (record,) = await records.get(PartitionKeys(partition).manifest)
+    return None if record is None else decode_manifest(record.value, path=record.path)

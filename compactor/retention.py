@@ -1,6 +1,6 @@
 """Retention of one partition: `log_start` moves up over what is too old or too much, then keys below it go (docs/design/upkeep.md, I5).
 
-    control record → its entries, until one stays → [chunk of the ring, if it goes] + [CAS control: log_start, and what is tidied]
+    manifest → its entries, until one stays → [chunk of the ring, if it goes] + [CAS manifest: log_start, and what is tidied]
                    → keys of index/ and segments/ that END below it, by version
 
 Keys alone are read. Objects below log_start are the collector's. What a client has deleted with DeleteRecords leaves keys behind, too: they
@@ -20,7 +20,7 @@ from compactor.records import Records
 from runtime.clock import Clock
 from runtime.ids import Entropy
 from storage.errors import Unavailable
-from storage.formats.control import Control, EntrySource, LogState, decode_control
+from storage.formats.manifest import EntrySource, LogState, Manifest, decode_manifest
 from storage.log.commit import put_chunk
 from storage.log.index import EntriesMoved, entry_pages
 from storage.log.limits import DEFAULT_LIMITS as DEFAULT_LOG_LIMITS
@@ -82,24 +82,24 @@ class Retention:
         self._log_limits = log_limits
         self._looks: dict[PartitionId, _Look] = {}
 
-    def is_due(self, partition: PartitionId, control: Control, limits: RetentionLimits) -> bool:
-        """Whether a run may find something to do, for a partition with that control record."""
-        if control.log_state is not LogState.OPEN:
+    def is_due(self, partition: PartitionId, manifest: Manifest, limits: RetentionLimits) -> bool:
+        """Whether a run may find something to do, for a partition with that manifest."""
+        if manifest.log_state is not LogState.OPEN:
             self._looks.pop(partition, None)
             return False
         now_ms = self._clock.now_ms()
-        if self._tidied(control, control.log_start, now_ms) is not None:
+        if self._tidied(manifest, manifest.log_start, now_ms) is not None:
             return True
         look = self._looks.get(partition)
         if look is None or look.limits != limits:
-            return control.log_start > 0 or (control.sequence_counter > 0 and not limits.is_endless)
-        if control.log_start > look.log_start or look.cleaned_to < control.log_start:
+            return manifest.log_start > 0 or (manifest.sequence_counter > 0 and not limits.is_endless)
+        if manifest.log_start > look.log_start or look.cleaned_to < manifest.log_start:
             return True
-        return control.log_start < control.sequence_counter and (now_ms >= look.again_ms or control.bytes_total >= look.again_bytes)
+        return manifest.log_start < manifest.sequence_counter and (now_ms >= look.again_ms or manifest.bytes_total >= look.again_bytes)
 
-    def questioned_writers(self, control: Control) -> Collection[int]:
+    def questioned_writers(self, manifest: Manifest) -> Collection[int]:
         """Broker epochs that a record names, and of which `gone` should know before a run."""
-        return questioned_writers(control, self._policy, now_ms=self._clock.now_ms(), dead_writers_max=self._limits.dead_writers_max)
+        return questioned_writers(manifest, self._policy, now_ms=self._clock.now_ms(), dead_writers_max=self._limits.dead_writers_max)
 
     def keep_only(self, partitions: frozenset[PartitionId]) -> None:
         """Others are gone, or somebody else's."""
@@ -110,20 +110,20 @@ class Retention:
         """Delete what has to go of one partition. One that does not exist, or is not OPEN, is left alone."""
         now_ms = self._clock.now_ms()
         keys = PartitionKeys(partition)
-        (record,) = await self._records.get(keys.control)
-        control = Control(log_state=LogState.DELETED) if record is None else decode_control(record.value, path=record.path)
-        if control.log_state is not LogState.OPEN:
-            return RetentionResult(control.log_start)
+        (record,) = await self._records.get(keys.manifest)
+        manifest = Manifest(log_state=LogState.DELETED) if record is None else decode_manifest(record.value, path=record.path)
+        if manifest.log_state is not LogState.OPEN:
+            return RetentionResult(manifest.log_start)
         try:
-            plan = await self._plan(keys, control, limits, now_ms)
+            plan = await self._plan(keys, manifest, limits, now_ms)
         except EntriesMoved:
-            return RetentionResult(control.log_start)  # compacted or trimmed meanwhile: the next run sees it
+            return RetentionResult(manifest.log_start)  # compacted or trimmed meanwhile: the next run sees it
         changed = None
-        if self._tidied(control, plan.log_start, now_ms) is not None:
+        if self._tidied(manifest, plan.log_start, now_ms) is not None:
             changed = await self._change(keys, plan.log_start, now_ms)
             if changed is None:
-                return RetentionResult(control.log_start)
-        log_start = (changed or control).log_start
+                return RetentionResult(manifest.log_start)
+        log_start = (changed or manifest).log_start
         before = self._looks.get(partition)
         cleaned_to = 0 if before is None else before.cleaned_to
         removed_keys = 0
@@ -132,26 +132,26 @@ class Retention:
             cleaned_to = log_start if is_clean else cleaned_to
         if before is not None or len(self._looks) < self._limits.retention_looks_kept_max:
             self._looks[partition] = _Look(limits, log_start, plan.again_ms, plan.again_bytes, cleaned_to)
-        return RetentionResult(log_start, log_start - control.log_start, removed_keys)
+        return RetentionResult(log_start, log_start - manifest.log_start, removed_keys)
 
-    def _tidied(self, control: Control, log_start: int, now_ms: int) -> Tidied | None:
-        gone = self._gone(control.writers)
-        return tidied(control, log_start, self._policy, now_ms=now_ms, gone=gone, dead_writers_max=self._limits.dead_writers_max)
+    def _tidied(self, manifest: Manifest, log_start: int, now_ms: int) -> Tidied | None:
+        gone = self._gone(manifest.writers)
+        return tidied(manifest, log_start, self._policy, now_ms=now_ms, gone=gone, dead_writers_max=self._limits.dead_writers_max)
 
-    async def _plan(self, keys: PartitionKeys, control: Control, limits: RetentionLimits, now_ms: int) -> RetentionPlan:
-        plan = RetentionPlan(limits, control, now_ms=now_ms, sizes_kept_max=self._limits.retention_sizes_kept_max)
-        if limits.is_endless or control.log_start == control.sequence_counter:
+    async def _plan(self, keys: PartitionKeys, manifest: Manifest, limits: RetentionLimits, now_ms: int) -> RetentionPlan:
+        plan = RetentionPlan(limits, manifest, now_ms=now_ms, sizes_kept_max=self._limits.retention_sizes_kept_max)
+        if limits.is_endless or manifest.log_start == manifest.sequence_counter:
             return plan
-        async with contextlib.aclosing(self._pages(keys, control)) as pages:
+        async with contextlib.aclosing(self._pages(keys, manifest)) as pages:
             async for page in pages:
                 if not plan.add(page):
                     break
         return plan
 
-    async def _pages(self, keys: PartitionKeys, control: Control) -> AsyncGenerator[list[EntrySource], None]:
+    async def _pages(self, keys: PartitionKeys, manifest: Manifest) -> AsyncGenerator[list[EntrySource], None]:
         """The entries from log_start on, each page within the deadline."""
         timeout_s = self._limits.call_timeout_s
-        found = entry_pages(self._records.metadata, keys, control, control.log_start, limits=self._log_limits)
+        found = entry_pages(self._records.metadata, keys, manifest, manifest.log_start, limits=self._log_limits)
         async with contextlib.aclosing(found) as pages:
             while True:
                 try:
@@ -163,21 +163,21 @@ class Retention:
                     return
                 yield page
 
-    async def _change(self, keys: PartitionKeys, log_start: int, now_ms: int) -> Control | None:
+    async def _change(self, keys: PartitionKeys, log_start: int, now_ms: int) -> Manifest | None:
         """The record as it is now, with that log_start or one that somebody else has set further on; None if it takes no changes."""
         dropped: list[str] = []
 
-        async def decide(control: Control) -> tuple[Control, Sequence[WriteOp]] | Control | None:
+        async def decide(manifest: Manifest) -> tuple[Manifest, Sequence[WriteOp]] | Manifest | None:
             dropped.clear()
-            made = self._tidied(control, log_start, now_ms)
+            made = self._tidied(manifest, log_start, now_ms)
             if made is None:
-                return control if control.log_state is LogState.OPEN and log_start <= control.log_start else None
-            kept = {ref.name for ref in made.control.pages}
-            dropped.extend(ref.name for ref in control.pages if ref.name not in kept)
+                return manifest if manifest.log_state is LogState.OPEN and log_start <= manifest.log_start else None
+            kept = {ref.name for ref in made.manifest.pages}
+            dropped.extend(ref.name for ref in manifest.pages if ref.name not in kept)
             # Of the record that this CAS replaces: entries that another has pending would be in neither.
-            return made.control, () if made.chunk is None else (put_chunk(keys, made.chunk),)
+            return made.manifest, () if made.chunk is None else (put_chunk(keys, made.chunk),)
 
-        changed = await self._records.change_control(keys, decide, action="tidy, or move log_start")
+        changed = await self._records.change_manifest(keys, decide, action="tidy, or move log_start")
         # They were named by the record that this has replaced, and never are again (ADR 13).
         await self._delete([Delete(keys.producer_page(name)) for name in dropped])
         return changed

@@ -19,7 +19,7 @@ from compactor.plan import RangeRead, Span, plan_reads
 from runtime.blocking import Blocking
 from storage.cache.blocks import RangeSource
 from storage.errors import Corrupt, StorageError, Unavailable, without_frames
-from storage.formats.control import Entry, object_of
+from storage.formats.manifest import Entry, object_of
 from storage.formats.wal import object_key
 from storage.log.scan import BatchRun, scan
 from storage.objects.files import read_own_unbuffered, write_unbuffered

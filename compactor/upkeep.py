@@ -1,6 +1,6 @@
 """Upkeep of a cluster by one process: it finds the partitions that are its share, again and again, and does what is due for them.
 
-A cycle reads the control record of each, and no more of one that has not changed. It fails as a whole only if the stores do; what is wrong
+A cycle reads the manifest of each, and no more of one that has not changed. It fails as a whole only if the stores do; what is wrong
 with one partition is said, and tried again later, while the others go on.
 """
 
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from compactor.collector import KINDS, CollectionReport, Collector, CollectorPolicy, Footprint, ObjectsMissing, UploadsReport
 from compactor.compaction import Compaction, CompactionResult, Round, RoundPolicy
-from compactor.discovery import FoundPartition, LastLook, Looks, active_topics, control_pages
+from compactor.discovery import FoundPartition, LastLook, Looks, active_topics, manifest_pages
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.measures import CycleReport, Measures, is_damage
 from compactor.merge import MergeEnd, Merging
@@ -58,7 +58,7 @@ class _Life(NamedTuple):
 
 
 class _Due(NamedTuple):
-    """What a partition was when the cycle began: the version of its control record, its end, whether entries may be due, and whether a
+    """What a partition was when the cycle began: the version of its manifest, its end, whether entries may be due, and whether a
     merge was left undone.
     """
 
@@ -320,10 +320,10 @@ class Upkeep:
         due: dict[PartitionId, _Due] = {}
         may_ask = True
         taken_over = 0
-        async with contextlib.aclosing(self._control_pages(partitions, report)) as pages:
+        async with contextlib.aclosing(self._manifest_pages(partitions, report)) as pages:
             async for page in pages:
                 for one in page:
-                    self._gone.note(self._retention.questioned_writers(one.control))
+                    self._gone.note(self._retention.questioned_writers(one.manifest))
                 if may_ask and self._gone.has_questions:
                     may_ask = False  # what later pages name is asked for in the next cycle
                     await self._ask_who_is_gone(session)
@@ -331,14 +331,14 @@ class Upkeep:
                 taken_over += self._take_over(page, self._limits.taken_over_partitions_max - taken_over)
                 now_ms = self._clock.now_ms()
                 for one in page:
-                    is_compacted, is_merging = self._looks.is_due(one, now_ms=now_ms), one.control.rewritten is not None
+                    is_compacted, is_merging = self._looks.is_due(one, now_ms=now_ms), one.manifest.rewritten is not None
                     if is_compacted or is_merging:
-                        due[one.partition] = _Due(one.version, one.control.sequence_counter, is_compacted, is_merging)
+                        due[one.partition] = _Due(one.version, one.manifest.sequence_counter, is_compacted, is_merging)
         return due
 
-    def _control_pages(self, partitions: Sequence[PartitionId], report: CycleReport) -> AsyncGenerator[list[FoundPartition], None]:
+    def _manifest_pages(self, partitions: Sequence[PartitionId], report: CycleReport) -> AsyncGenerator[list[FoundPartition], None]:
         unreadable = partial(self._fail, report=report, version=-1)
-        return control_pages(self._metadata, partitions, unreadable=unreadable, controls_per_read=self._limits.controls_per_read)
+        return manifest_pages(self._metadata, partitions, unreadable=unreadable, manifests_per_read=self._limits.manifests_per_read)
 
     def _take_over(self, page: Sequence[FoundPartition], count_max: int) -> int:
         """A compactor forgets with its process which merges it has left undone, and nobody else knows of them. Return how many may be."""
@@ -346,7 +346,7 @@ class Upkeep:
         for one in page:
             if count < count_max and one.partition not in self._taken_over and len(self._unmerged) < unmerged_max:
                 self._taken_over.add(one.partition)
-                if may_be_due(one.control):
+                if may_be_due(one.manifest):
                     self._unmerged[one.partition] = None
                     count += 1
         return count
@@ -358,7 +358,7 @@ class Upkeep:
             self._measures.note_unknown_brokers(error)  # their entries stay for another cycle
 
     async def _retain(self, page: Sequence[FoundPartition], limits: Mapping[TopicId, RetentionLimits], report: CycleReport) -> None:
-        due = iter([one for one in page if self._retention.is_due(one.partition, one.control, limits[one.partition.topic_id])])
+        due = iter([one for one in page if self._retention.is_due(one.partition, one.manifest, limits[one.partition.topic_id])])
 
         async def work() -> None:
             for one in due:
@@ -395,10 +395,10 @@ class Upkeep:
             await self._merge(life, partition, report)
 
     async def _that_may_merge(self, partitions: Sequence[PartitionId], report: CycleReport) -> Sequence[PartitionId]:
-        """What of `partitions` has something to merge, by their control records, of which one read brings many."""
+        """What of `partitions` has something to merge, by their manifests, of which one read brings many."""
         try:
-            async with contextlib.aclosing(self._control_pages(partitions, report)) as pages:
-                return [one.partition async for page in pages for one in page if may_be_due(one.control)]
+            async with contextlib.aclosing(self._manifest_pages(partitions, report)) as pages:
+                return [one.partition async for page in pages for one in page if may_be_due(one.manifest)]
         except StorageError:
             for partition in partitions:
                 self._merge_later(partition)

@@ -304,7 +304,7 @@ class Log:
             if not follow:
                 return
             with self._parts.waiters.wait([log]) as wait:
-                await self._parts.log.control_reads.refresh([log])
+                await self._parts.log.manifest_reads.refresh([log])
                 if readable(log).sequence_counter == offset:
                     await wait.moved(FOLLOW_WAIT_S)
                     await self._refresh(log, offset)
@@ -340,9 +340,9 @@ class Log:
         return await self._parts.fencer.unfence((await self._log(topic, partition)).partition)
 
     async def _refresh(self, log: PartitionLog, offset: int, *, to_end: bool = False) -> None:
-        """Read the control record again, if `offset` or the end of the log may be older than what others know."""
+        """Read the manifest again, if `offset` or the end of the log may be older than what others know."""
         if to_end or needs_refresh(log, offset):
-            await self._parts.log.control_reads.refresh([log])
+            await self._parts.log.manifest_reads.refresh([log])
         check_range(log, offset)
 
     async def _run(self, log: PartitionLog, offset: int, bytes_max: int) -> tuple[Sequence[memoryview], int]:
@@ -382,7 +382,7 @@ class Log:
             found = (await self._parts.topics.lookup([topic])).get(topic)
             log = self._parts.log.partitions.get(_partition_of(found, topic, partition))
             if to_end or log.seen.is_gone or needs_refresh(log, offset):
-                await self._parts.log.control_reads.refresh([log])
+                await self._parts.log.manifest_reads.refresh([log])
             if log.seen.is_gone and not is_last:
                 self._parts.topics.forget(topic)
                 continue
@@ -674,13 +674,13 @@ async def _open(settings: Settings, mode: Mode, closing: contextlib.AsyncExitSta
     waiters = Waiters(
         metadata=stores.metadata,
         partitions=parts.partitions,
-        control_reads=parts.control_reads,
+        manifest_reads=parts.manifest_reads,
         clock=clock,
         trusted_poll_s=TRUSTED_POLL_S,
     )
     nursery.spawn(waiters.run(), name="waiters")
     closing.push_async_callback(_drain, parts)
-    fencer = Fencer(metadata=stores.metadata, partitions=parts.partitions, control_reads=parts.control_reads)
+    fencer = Fencer(metadata=stores.metadata, partitions=parts.partitions, manifest_reads=parts.manifest_reads)
     return _Parts(stores, parts, topics, waiters, fencer, ProducerIds(stores.metadata), blocking, clock, settings)
 
 

@@ -110,9 +110,7 @@ FEATURES: Final = (
     SeedFeature(WALTZ, "high-water mark and flush for clients", LATER),
     SeedFeature(WALTZ, "feed of headers alone", LATER),
     SeedFeature(WALTZ, "mount of a partition", LATER),
-    SeedFeature(
-        WALTZ, "generation of a partition", "", "there is no leader to be replaced; the control record's version tells writers apart"
-    ),
+    SeedFeature(WALTZ, "generation of a partition", "", "there is no leader to be replaced; the manifest's version tells writers apart"),
     SeedFeature(LAMINARMQ, "log by index", "storage/log/index.py"),
     SeedFeature(LAMINARMQ, "segments", "storage/formats/segment.py"),
     SeedFeature(LAMINARMQ, "expiry", "compactor/retention.py"),

@@ -4,7 +4,7 @@ An object has slices of several partitions and its header names them; each slice
 takes any object that a listing shows: how old it is says a clock, which may be wrong. In each partition that the header names it raises
 `revoked_floor` to the object's id by CAS, unless it is that high, then it looks for references, in `pending` as that CAS left it and in
 index/ by a scan; if it finds none in any, it deletes the object. Commits refuse objects up to the floor; their broker uploads the slice
-again under a higher id. A partition whose control record is a tombstone takes no commit and has no references.
+again under a higher id. A partition whose manifest is a tombstone takes no commit and has no references.
 
 HOW IT IS MODELLED. Ids are numbers: flushes 0, 1, .. and, behind them, what is uploaded again. An entry is the id of its object; the first
 `indexed` entries of a log are in index/, the others pending; those before `void` are below log_start or the compaction cursor. A CAS may
@@ -23,7 +23,7 @@ AGAIN: Final = 10
 
 
 class Partition(NamedTuple):
-    """late: objects of commits that were computed from the control record as it is, and may yet arrive."""
+    """late: objects of commits that were computed from the manifest as it is, and may yet arrive."""
 
     state: str = "OPEN"  # | DELETED | gone: purged, and topic-ids says so
     log: tuple[int, ...] = ()
@@ -38,7 +38,7 @@ class Partition(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a control record said: which entries were pending, and up to where they meant nothing."""
+    """What a manifest said: which entries were pending, and up to where they meant nothing."""
 
     indexed: int
     length: int
@@ -46,7 +46,7 @@ class Seen(NamedTuple):
 
 
 class Collector(NamedTuple):
-    """seen: each control record as the collector's own CAS left it. todo: what it does next, to which partition."""
+    """seen: each manifest as the collector's own CAS left it. todo: what it does next, to which partition."""
 
     rounds: int
     about: int = -1
@@ -209,7 +209,7 @@ def collect(v: Variant, s: State, i: int, g: Collector) -> Steps:
             )
             if v.bug == "absent":
                 todo = tuple(step for step in g.todo if step[1] != number or step[0] == "delete")
-                yield f"gc{i} gets an old answer: partition {number} has no control record", with_collector(s, i, g._replace(todo=todo))
+                yield f"gc{i} gets an old answer: partition {number} has no manifest", with_collector(s, i, g._replace(todo=todo))
         case "look" if p.state == "OPEN":
             for shown in range(p.indexed + 1) if v.bug == "past scans" else (p.indexed,):
                 control = g.seen[number] or seen_now(p)

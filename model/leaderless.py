@@ -53,7 +53,7 @@ class Chunk(NamedTuple):
     segment: str | None = None  # the segment object; None: each batch is in its own WAL object
 
 
-class Control(NamedTuple):
+class Manifest(NamedTuple):
     """THE record of the partition. next: sequence_counter. writers[i]: number of the last commit of writer i (0: absent)."""
 
     version: int = 0
@@ -65,7 +65,7 @@ class Control(NamedTuple):
     writers: tuple[int, ...] = ()
     revoked: frozenset[Name] = frozenset()
 
-    def newer(self) -> "Control":
+    def newer(self) -> "Manifest":
         return self._replace(version=self.version + 1)
 
 
@@ -73,7 +73,7 @@ class Cas(NamedTuple):
     """Put of control on condition that its version is still `expected`. entry: what it commits (None for a drain)."""
 
     expected: int
-    new: Control | None
+    new: Manifest | None
     entry: Chunk | None
 
 
@@ -103,7 +103,7 @@ class Writer(NamedTuple):
     step: str = "ready"  # ready | materialising, committing, indexing: waits for a reply | clearing | finished
     done: int = 0
     unsure: str | None = None
-    snapshot: Control | None = None  # only the seed protocol commits from an older read
+    snapshot: Manifest | None = None  # only the seed protocol commits from an older read
 
 
 class Job(NamedTuple, Generic[A]):
@@ -112,7 +112,7 @@ class Job(NamedTuple, Generic[A]):
     rounds: int
     todo: tuple[str, ...] = ()
     about: A | None = None
-    seen: Control | None = None
+    seen: Manifest | None = None
 
     def then(self) -> "Job[A]":
         return self._replace(todo=self.todo[1:]) if self.todo[1:] else Job(self.rounds)
@@ -124,7 +124,7 @@ class State(NamedTuple):
     truth: every entry ever committed.
     """
 
-    control: Control
+    control: Manifest
     indexed: frozenset[Chunk]
     segments: frozenset[Chunk]
     objects: frozenset[Name]
@@ -195,10 +195,10 @@ def read(v: Variant, s: State, offset: int) -> int | str:
     """What a reader gets for a committed offset: its batch, or what is wrong."""
     c = s.control
     in_segments = v.index == "namespace" and offset < c.cursor
-    in_control: tuple[Chunk, ...] = c.pending
+    in_manifest: tuple[Chunk, ...] = c.pending
     if in_segments:
-        in_control = () if c.segment is None else (c.segment,)
-    entries = [e for e in in_control if e.base <= offset <= e.end] or (s.segments if in_segments else s.indexed)
+        in_manifest = () if c.segment is None else (c.segment,)
+    entries = [e for e in in_manifest if e.base <= offset <= e.end] or (s.segments if in_segments else s.indexed)
     void_below = c.cursor if v.index == "void" else 0
     found = min((x for x in entries if x.end >= offset and (x.segment or x.end >= void_below)), default=None)  # the ceiling get
     if found is None or found.base > offset:
@@ -270,7 +270,7 @@ def add_late(network: frozenset[Request], sender: Name, ops: Ops) -> frozenset[R
     return network | {Request(sender, late, ops)} if ops else network
 
 
-def commits(v: Variant, s: State, i: int, c: Control) -> Iterator[Ops]:
+def commits(v: Variant, s: State, i: int, c: Manifest) -> Iterator[Ops]:
     """The requests that may commit the writer's next batch, computed from control as read."""
     done, base = s.writers[i].done, c.next
     if v.bug == "next from index":
@@ -393,7 +393,7 @@ def compactor_steps(v: Variant, s: State) -> Steps:
         if not k.todo:
             for p in plans(v, s, f"s{i}{k.rounds}") if k.rounds else ():
                 assert p.segment is not None
-                job = Job(k.rounds - 1, v.order, p, Control(cursor=c.cursor, segment=c.segment))
+                job = Job(k.rounds - 1, v.order, p, Manifest(cursor=c.cursor, segment=c.segment))
                 after = with_compactor(s, i, job)._replace(objects=s.objects | {p.segment})
                 yield f"k{i} writes segment object {p.segment} of {p.base}..{p.end}", after
         else:
@@ -406,7 +406,7 @@ def with_compactor(s: State, i: int, job: Job[Chunk]) -> State:
     return s._replace(compactors=(*s.compactors[:i], job, *s.compactors[i + 1 :]))
 
 
-def compactor_step(v: Variant, s: State, i: int, k: Job[Chunk], p: Chunk, seen: Control) -> tuple[str, State]:
+def compactor_step(v: Variant, s: State, i: int, k: Job[Chunk], p: Chunk, seen: Manifest) -> tuple[str, State]:
     c, after = s.control, with_compactor(s, i, k.then())
     match k.todo[0]:
         case "segment" if v.index != "namespace":
@@ -433,7 +433,7 @@ def compactor_step(v: Variant, s: State, i: int, k: Job[Chunk], p: Chunk, seen: 
     return f"k{i} deletes WAL objects {sorted(set(p.batches))}", after._replace(objects=s.objects - set(p.batches))
 
 
-def is_referenced(c: Control, s: State, name: Name) -> bool:
+def is_referenced(c: Manifest, s: State, name: Name) -> bool:
     """Is the object needed by control (as known) or by index/ and segments/ (as they are), above cursor and log_start?"""
     if isinstance(name, str):
         return any(x.segment == name for x in (*s.segments, c.segment) if x)
@@ -465,7 +465,7 @@ def collector_steps(v: Variant, s: State) -> Steps:
         elif g.todo[0] == "delete":
             yield f"gc deletes objects {set(about)}", s._replace(collector=done, objects=s.objects - about)
         else:
-            seen = Control(log_start=c.log_start, cursor=c.cursor, pending=c.pending, segment=c.segment)
+            seen = Manifest(log_start=c.log_start, cursor=c.cursor, pending=c.pending, segment=c.segment)
             after = done._replace(seen=seen) if done.todo else done
             revoking = c.newer()._replace(revoked=c.revoked | about)
             yield f"gc revokes objects {set(about)}", s._replace(control=revoking, collector=after)
@@ -514,7 +514,7 @@ def backwards(before: State, label: str, after: State) -> str | None:
 def start(v: Variant) -> State:
     none, uploaded = frozenset[Chunk](), frozenset[Name](range(sum(map(len, v.batches)))) - frozenset(v.inline)
     return State(
-        control=Control(writers=(0,) * len(v.batches)),
+        control=Manifest(writers=(0,) * len(v.batches)),
         indexed=none,
         segments=none,
         objects=uploaded,

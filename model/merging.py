@@ -10,9 +10,9 @@ collectors'.
 
 PLACES. How an entry gets into segments/, and what (3) does to the entries of the sources:
 - kept: put if absent; S' is put under all keys of the sources. No key is absent again before log_start has passed it.
-- reserved: the key has the id of its object in it, and is put empty before the CAS that names the segment. Control remembers the version of
-  that put, and the entry is filled in under it; (3) puts S' under the key of Sk and deletes the others. Readers pass over empty places; a
-  compactor that lost leaves one behind.
+- reserved: the key has the id of its object in it, and is put empty before the CAS that names the segment. The manifest remembers the
+  version of that put, and the entry is filled in under it; (3) puts S' under the key of Sk and deletes the others. Readers pass over empty
+  places; a compactor that lost leaves one behind.
 - deleted: put if absent; (3) as in `reserved`. A late put finds its key absent again, and brings an old entry back.
 
 READ of offset o below the cursor: `rewritten` if it covers o, else `segment`, else segments/ by a ceiling get.
@@ -64,7 +64,7 @@ class Entry(NamedTuple):
 Entries = frozenset[Entry]
 
 
-class Control(NamedTuple):
+class Manifest(NamedTuple):
     cursor: int
     segment: Segment
     rewritten: Segment | None = None
@@ -88,7 +88,7 @@ class Delete(NamedTuple):
 
 class Cas(NamedTuple):
     expected: int
-    new: Control
+    new: Manifest
 
 
 Ops = tuple[Put | Delete | Cas, ...]
@@ -106,7 +106,7 @@ class Job(NamedTuple):
     about: Segment | None = None
     is_current: bool = True
     sources: tuple[Entry, ...] = ()
-    seen: Control | None = None
+    seen: Manifest | None = None
 
     def over(self) -> "Job":
         return Job(self.rounds)
@@ -116,7 +116,7 @@ class State(NamedTuple):
     """deleted: the last version of keys that are gone. past: what segments/ has been, for scans that are stale. late: how many requests may
     still be."""
 
-    control: Control
+    control: Manifest
     entries: Entries
     deleted: frozenset[tuple[Key, int]]
     objects: frozenset[Segment]
@@ -288,7 +288,7 @@ def scans(v: Variant, s: State) -> Iterator[Entries]:
     yield from {s.entries, *s.past} if v.stale else (s.entries,)
 
 
-def groups(v: Variant, c: Control, entries: Entries) -> Iterator[tuple[Entry, ...]]:
+def groups(v: Variant, c: Manifest, entries: Entries) -> Iterator[tuple[Entry, ...]]:
     """Neighbours that may be merged: two or more."""
     found = sorted((e for e in entries if e.segment), key=lambda e: e.key)
     distinct = list({e.segment: e for e in found}.values())  # of several keys of one segment, the last
@@ -396,7 +396,7 @@ def rewritten_steps(v: Variant, s: State) -> Steps:
             yield f"someone clears merge {c.rewritten.by}", done
 
 
-def is_lost_place(c: Control, e: Entry) -> bool:
+def is_lost_place(c: Manifest, e: Entry) -> bool:
     """An empty place that no CAS can name any more."""
     return e.key[0] < c.cursor and e.key != (c.segment.last, c.segment.by)
 
@@ -416,7 +416,7 @@ def retention_steps(v: Variant, s: State) -> Steps:
         yield f"retention deletes keys {[op.key for op in ops]}", apply(s, ops)
 
 
-def is_referenced(c: Control, entries: Entries, segment: Segment) -> bool:
+def is_referenced(c: Manifest, entries: Entries, segment: Segment) -> bool:
     return segment in (c.segment, c.rewritten) or any(e.segment == segment for e in entries)
 
 
@@ -440,7 +440,7 @@ def collect(v: Variant, s: State, i: int, g: Job, x: Segment) -> Steps:
         case "revoke":
             revoked = c._replace(revoked=c.revoked | {x})
             after = apply(s, (Cas(c.version, revoked),))
-            yield f"gc{i} revokes {x.by}", after._replace(collectors=jobs(job._replace(seen=Control(0, c.segment, c.rewritten))))
+            yield f"gc{i} revokes {x.by}", after._replace(collectors=jobs(job._replace(seen=Manifest(0, c.segment, c.rewritten))))
         case "look":
             for entries in scans(v, s) if v.bug == "stale look" else (s.entries,):
                 is_needed = is_referenced(g.seen or c, entries, x)
@@ -477,7 +477,7 @@ def start(v: Variant) -> State:
     if v.places == "reserved":
         entries.add(Entry(key_of(v, newest), 1, None))
     return State(
-        control=Control(cursor=v.rolled + 1, segment=newest),
+        control=Manifest(cursor=v.rolled + 1, segment=newest),
         entries=frozenset(entries),
         deleted=frozenset(),
         objects=frozenset(segments),

@@ -5,7 +5,7 @@ a CAS of control at the version it was decided from; a broker whose reply was lo
 same batches again under that number and a new attempt. Beside it is what `leaderless.py` leaves out: sequences, and gets that a deposed
 leader of the store answers.
 
-THE DESIGN (Forebay-pages*). Control holds the states of `hot` producers, and names immutable pages, each with states of a range of
+THE DESIGN (Forebay-pages*). Manifest holds the states of `hot` producers, and names immutable pages, each with states of a range of
 producer ids. The state of a producer is what hot says, else what the page says that covers its id, else it is unknown: its first batch
 has sequence 0. A commit without room in control for all its states sends [put-if-absent of new pages] + [CAS of control: hot without what
 was spilled, pages with the new names and without those they replace] in ONE request. A failing CAS does not stop the put: such a page is
@@ -20,7 +20,7 @@ never will be.
 
 HOW IT IS MODELLED. A batch is (producer, sequence) and has one record; clients send any batch to any broker at any time, and again, also
 when it was acked long ago. A state is how many batches of a producer were appended (all five that Kafka remembers, and their offsets,
-follow from it). Control keeps its whole history: a get gives any version of it, in any order, and a page that exists may be missing.
+follow from it). Manifest keeps its whole history: a get gives any version of it, in any order, and a page that exists may be missing.
 (That a deleted page may still be found needs no step of its own: what is decided from it was decided before and is late.) Reading and
 sending are one step, as requests may be late. A timeout leaves a request behind that may apply at any time; a broker that dies begins
 anew under another epoch, its commit numbers with it. A list may be cut short or old; a delete may be late. A touch is any other CAS of
@@ -65,7 +65,7 @@ class Reference(NamedTuple):
     key: Key
 
 
-class Control(NamedTuple):
+class Manifest(NamedTuple):
     """hot: batches appended, by producer (0: not hot). writers: by broker epoch the number and attempt of its last commit.
 
     appended: how many batches of each producer are in the log. expired: producers that may be forgotten. No broker looks at these two.
@@ -84,7 +84,7 @@ class Request(NamedTuple):
     epoch: int
     is_awaited: bool
     expected: int
-    control: Control | None
+    control: Manifest | None
     appends: tuple[Batch, ...] = ()
     puts: tuple[tuple[Key, States], ...] = ()
     deletes: tuple[Key, ...] = ()
@@ -113,9 +113,9 @@ class Broker(NamedTuple):
 
 
 class State(NamedTuple):
-    """controls: all there ever were, by version. registers: the same of each producers/{pid}. wrong: a promise broken."""
+    """manifests: all there ever were, by version. registers: the same of each producers/{pid}. wrong: a promise broken."""
 
-    controls: tuple[Control, ...]
+    manifests: tuple[Manifest, ...]
     pages: frozenset[tuple[Key, States]]
     registers: tuple[tuple[int, ...], ...]
     network: frozenset[Request]
@@ -166,16 +166,16 @@ def apply(v: Variant, s: State, r: Request) -> tuple[State, bool]:
         if v.overwrites or key not in pages:
             pages[key] = states
     after = s._replace(network=s.network - {r})
-    has_won = r.control is not None and r.expected == len(s.controls) - 1
+    has_won = r.control is not None and r.expected == len(s.manifests) - 1
     if has_won and r.control is not None:
-        appended = list(s.controls[-1].appended)
+        appended = list(s.manifests[-1].appended)
         for producer, sequence in r.appends:
             if sequence != appended[producer]:
                 after = after._replace(
                     wrong=f"{name(producer, sequence)} is appended {'twice' if sequence < appended[producer] else 'out of turn'}"
                 )
             appended[producer] = sequence + 1
-        after = after._replace(controls=(*s.controls, r.control._replace(appended=tuple(appended))))
+        after = after._replace(manifests=(*s.manifests, r.control._replace(appended=tuple(appended))))
     for key in r.deletes:
         pages.pop(key, None)
     return after._replace(pages=frozenset(pages.items())), has_won
@@ -183,7 +183,7 @@ def apply(v: Variant, s: State, r: Request) -> tuple[State, bool]:
 
 def acked(s: State, batches: Iterable[Batch]) -> State:
     """These are acknowledged as appended."""
-    lies = [name(p, n) for p, n in batches if n >= s.controls[-1].appended[p]]
+    lies = [name(p, n) for p, n in batches if n >= s.manifests[-1].appended[p]]
     return s._replace(wrong=f"{lies[0]} is acked and was never appended") if lies else s
 
 
@@ -191,11 +191,11 @@ def name(producer: int, sequence: int) -> str:
     return f"p{producer}:{sequence}"
 
 
-def covering(c: Control, producer: int) -> Reference | None:
+def covering(c: Manifest, producer: int) -> Reference | None:
     return next((page for page in c.pages if page.low <= producer <= page.high), None)
 
 
-def found(s: State, c: Control, producer: int) -> int | None:
+def found(s: State, c: Manifest, producer: int) -> int | None:
     """The state that control and the store give when no get is stale; None if the page is not there."""
     if c.hot[producer] or s.registers:
         return c.hot[producer] or s.registers[producer][-1]
@@ -205,7 +205,7 @@ def found(s: State, c: Control, producer: int) -> int | None:
 
 
 def broken_promise(v: Variant, s: State) -> str | None:
-    c = s.controls[-1]
+    c = s.manifests[-1]
     if s.wrong:
         return s.wrong
     there = dict(s.pages)
@@ -221,13 +221,13 @@ def broken_promise(v: Variant, s: State) -> str | None:
 
 def is_done(s: State) -> bool:
     """All is appended that clients still want; the store finds its states (see above), so that all can be acked."""
-    c = s.controls[-1]
+    c = s.manifests[-1]
     return all(appended == SEQUENCES or producer in c.expired for producer, appended in enumerate(c.appended))
 
 
 def situations(s: State) -> Iterator[str]:
-    c, there = s.controls[-1], dict(s.pages)
-    once = {page.key for old in s.controls[:-1] for page in old.pages} - {page.key for page in c.pages}
+    c, there = s.manifests[-1], dict(s.pages)
+    once = {page.key for old in s.manifests[:-1] for page in old.pages} - {page.key for page in c.pages}
     if once & set(there):
         yield "a page was replaced"
     if once - set(there):
@@ -258,12 +258,12 @@ def next_commit(s: State, i: int) -> State:
 
 def readable(v: Variant, s: State) -> range:
     """Versions of control that a get may give."""
-    return range(0 if v.stale else len(s.controls) - 1, len(s.controls))
+    return range(0 if v.stale else len(s.manifests) - 1, len(s.manifests))
 
 
 def offers(v: Variant, s: State) -> Iterator[tuple[Batch, ...]]:
     """What clients may send."""
-    single = [(p, n) for p in range(v.producers) for n in range(SEQUENCES) if p not in s.controls[-1].expired]
+    single = [(p, n) for p in range(v.producers) for n in range(SEQUENCES) if p not in s.manifests[-1].expired]
     for size in range(1, v.gather + 1):
         yield from combinations(single, size)
 
@@ -281,7 +281,7 @@ def broker_steps(v: Variant, s: State) -> Steps:
                 yield f"b{i} DIES, begins anew", with_broker(s, i, Broker(b.timeouts, b.lives - 1, b.epoch + 1), network=network)
             continue
         for version in readable(v, s):
-            c, old = s.controls[version], f" {version} (stale)" if version + 1 < len(s.controls) else f" {version}"
+            c, old = s.manifests[version], f" {version} (stale)" if version + 1 < len(s.manifests) else f" {version}"
             applied = [batches for attempt, batches in b.unsure if c.writers[b.epoch] == (b.number, attempt)]
             if applied:
                 yield f"b{i} reads control{old}: its commit was applied, acks", acked(next_commit(s, i), applied[0])
@@ -293,7 +293,7 @@ def broker_steps(v: Variant, s: State) -> Steps:
 
 def attempts(v: Variant, s: State, i: int, version: int, batches: tuple[Batch, ...]) -> Steps:
     """What may come of deciding these batches from control at this version."""
-    b, c = s.brokers[i], s.controls[version]
+    b, c = s.brokers[i], s.manifests[version]
     for read, states in stored(v, s, c, {producer for producer, _ in batches if not c.hot[producer]}):
         counts = {p: c.hot[p] or states.get(p, 0) for p, _ in batches}
         appends, repeated = [], []
@@ -329,7 +329,7 @@ def shown(key: Key) -> str:
     return "page " + "-".join(map(str, key))
 
 
-def stored(v: Variant, s: State, c: Control, producers: set[int]) -> Iterator[tuple[str, dict[int, int]]]:
+def stored(v: Variant, s: State, c: Manifest, producers: set[int]) -> Iterator[tuple[str, dict[int, int]]]:
     """States of producers that control does not hold, as gets may give them."""
     if v.design == "registers":
         yield from registered(v, s, tuple(sorted(producers)))
@@ -355,9 +355,9 @@ def registered(v: Variant, s: State, producers: tuple[int, ...]) -> Iterator[tup
             yield f" and producers/{producer}: {history[version]}{stale}{label}", {producer: history[version], **states}
 
 
-def rooms(v: Variant, s: State, version: int, new: Control, b: Broker) -> Iterator[tuple[str, Control, tuple[tuple[Key, States], ...]]]:
+def rooms(v: Variant, s: State, version: int, new: Manifest, b: Broker) -> Iterator[tuple[str, Manifest, tuple[tuple[Key, States], ...]]]:
     """The ways to keep control small enough: any choice of what leaves it. version: of the control this was decided from."""
-    c = s.controls[version]
+    c = s.manifests[version]
     hot = [p for p, count in enumerate(new.hot) if count]
     excess = len(hot) - v.hot_max
     if excess <= 0:
@@ -380,15 +380,15 @@ def producers_shown(producers: Iterable[int]) -> str:
     return " ".join(f"p{producer}" for producer in producers)
 
 
-def without(c: Control, leaving: tuple[int, ...]) -> Control:
+def without(c: Manifest, leaving: tuple[int, ...]) -> Manifest:
     return c._replace(hot=tuple(0 if p in leaving else count for p, count in enumerate(c.hot)))
 
 
 def page_puts(
-    v: Variant, s: State, version: int, new: Control, leaving: tuple[int, ...], b: Broker
+    v: Variant, s: State, version: int, new: Manifest, leaving: tuple[int, ...], b: Broker
 ) -> tuple[tuple[Reference, ...], tuple[tuple[Key, States], ...]] | None:
     """References and puts of the pages that take in what leaves; None if a page to be replaced is not found."""
-    there, c = dict(s.pages), s.controls[version]
+    there, c = dict(s.pages), s.manifests[version]
     part, puts, references = 0, list[tuple[Key, States]](), list[Reference]()
     for low, high, old in ranges(v, c):
         mine = {p: new.hot[p] for p in leaving if low <= p <= high}
@@ -413,7 +413,7 @@ def page_puts(
     return tuple(references), tuple(puts)
 
 
-def ranges(v: Variant, c: Control) -> Iterator[tuple[int, int, Reference | None]]:
+def ranges(v: Variant, c: Manifest) -> Iterator[tuple[int, int, Reference | None]]:
     """All producer ids, in order: those of each page, and those between pages."""
     low = 0
     for page in c.pages:
@@ -445,7 +445,7 @@ def network_steps(v: Variant, s: State) -> Steps:
     for r in s.network:
         after, has_won = apply(v, s, r)
         late = "" if r.is_awaited else "late "
-        label = f"{late}request of epoch {r.epoch}: {'CAS applied' if has_won else 'CAS refused'}, control is at {len(after.controls) - 1}"
+        label = f"{late}request of epoch {r.epoch}: {'CAS applied' if has_won else 'CAS refused'}, control is at {len(after.manifests) - 1}"
         if r.is_awaited:
             i, b = next((i, b) for i, b in enumerate(s.brokers) if b.epoch == r.epoch)
             if has_won:
@@ -460,10 +460,10 @@ def network_steps(v: Variant, s: State) -> Steps:
 
 
 def upkeep_steps(v: Variant, s: State) -> Steps:
-    c, current = s.controls[-1], len(s.controls) - 1
+    c, current = s.manifests[-1], len(s.manifests) - 1
     if s.touches:
-        yield "another CAS of control", s._replace(controls=(*s.controls, c), touches=s.touches - 1)
-    named = [{page.key for page in control.pages} for control in s.controls]
+        yield "another CAS of control", s._replace(manifests=(*s.manifests, c), touches=s.touches - 1)
+    named = [{page.key for page in control.pages} for control in s.manifests]
     for key, states in sorted(s.pages):
         after = s._replace(pages=s.pages - {(key, states)})
         if key not in named[-1] and any(key in names for names in named[:-1]):
@@ -476,7 +476,7 @@ def upkeep_steps(v: Variant, s: State) -> Steps:
 
 def expiry_steps(v: Variant, s: State) -> Steps:
     """Drop what is a day old: states of producers of which no batch is under way anywhere, nor will be."""
-    c = s.controls[-1]
+    c = s.manifests[-1]
     held = {p for b in s.brokers for p, _ in b.batches} | {p for r in s.network for p, _ in r.appends}
     if not s.expiries:
         return
@@ -486,11 +486,11 @@ def expiry_steps(v: Variant, s: State) -> Steps:
         if not gone & held:
             kept = tuple(other for other in c.pages if other != page)
             new = c._replace(pages=kept, expired=c.expired | gone)
-            yield f"{shown(page.key)} expires", s._replace(controls=(*s.controls, new), expiries=0)
+            yield f"{shown(page.key)} expires", s._replace(manifests=(*s.manifests, new), expiries=0)
     for producer in range(v.producers) if v.expiry == "hot" else ():
         if c.hot[producer] and producer not in held:
             new = without(c, (producer,))._replace(expired=c.expired | {producer})
-            yield f"hot state of p{producer} expires", s._replace(controls=(*s.controls, new), expiries=0)
+            yield f"hot state of p{producer} expires", s._replace(manifests=(*s.manifests, new), expiries=0)
 
 
 def spill_steps(v: Variant, s: State) -> Steps:
@@ -501,8 +501,8 @@ def spill_steps(v: Variant, s: State) -> Steps:
             history = s.registers[job.producer]
             if job.state < 0 and (v.order == "state first" or job.version >= 0):
                 for version in readable(v, s):
-                    state = s.controls[version].hot[job.producer]
-                    stale = " (stale)" if version + 1 < len(s.controls) else ""
+                    state = s.manifests[version].hot[job.producer]
+                    stale = " (stale)" if version + 1 < len(s.manifests) else ""
                     if state:
                         label = f"b{i} spills p{job.producer}: takes state {state} from control {version}{stale}"
                         yield label, with_broker(s, i, b._replace(spill=job._replace(state=state)))
@@ -526,20 +526,20 @@ def canonical(v: Variant, s: State) -> State:
     """The same state without what no longer matters (HOW IT IS MODELLED says why): requests that can only fail, lost attempts, garbage."""
     if s.wrong or v.key != "all" or v.deletes == "beside" or not v.is_reduced:
         return s
-    current = len(s.controls) - 1
+    current = len(s.manifests) - 1
     brokers = s.brokers
     for r in s.network:
         if r.expected < current and r.is_awaited:
             brokers = tuple(b._replace(is_waiting=False) if b.epoch == r.epoch else b for b in brokers)
     network = frozenset(r for r in s.network if r.expected == current)
-    ever = {page.key for control in s.controls for page in control.pages}
+    ever = {page.key for control in s.manifests for page in control.pages}
     pages = frozenset((key, states) for key, states in s.pages if key in ever)
     return s._replace(network=network, pages=pages, brokers=tuple(forgetful(s, b, network) for b in brokers))
 
 
 def forgetful(s: State, b: Broker, network: frozenset[Request]) -> Broker:
     """The broker without attempts that lost. If none is left it is as if its commit had not begun."""
-    known = {control.writers[b.epoch] for control in s.controls} | {
+    known = {control.writers[b.epoch] for control in s.manifests} | {
         r.control.writers[b.epoch] for r in network if r.control and r.epoch == b.epoch
     }
     unsure = tuple((attempt, batches) for attempt, batches in b.unsure if (b.number, attempt) in known)
@@ -550,7 +550,7 @@ def forgetful(s: State, b: Broker, network: frozenset[Request]) -> Broker:
 
 def start(v: Variant) -> State:
     none = (0,) * v.producers
-    control = Control(none, (), ((0, 0),) * sum(v.lives), none)
+    control = Manifest(none, (), ((0, 0),) * sum(v.lives), none)
     brokers = tuple(Broker(timeouts, v.lives[i], sum(v.lives[:i])) for i, timeouts in enumerate(v.timeouts))
     registers = ((0,),) * v.producers if v.design == "registers" else ()
     return State((control,), frozenset(), registers, frozenset(), brokers, v.touches, 1 if v.expiry else 0)

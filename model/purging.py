@@ -1,16 +1,16 @@
 """Exhaustive check of what happens to the keys and objects of a deleted topic. One topic of one partition, at times half made.
 
-ORDER (docs/adr/0015): a creation reserves the name, puts the control record OPEN if absent, then makes the topic active; a deletion marks
-the topic, makes the control record a tombstone (also where there is none yet), then says in topic-ids that the id is deleted. A PURGE
+ORDER (docs/adr/0015): a creation reserves the name, puts the manifest OPEN if absent, then makes the topic active; a deletion marks
+the topic, makes the manifest a tombstone (also where there is none yet), then says in topic-ids that the id is deleted. A PURGE
 follows: once topic-ids says "deleted", which stays true, or a list of topics/ that is newer than a key lacks its id, whatever is under the
 partition's prefixes may go, in any order and as often as it is found; the tombstone goes only if no put of an OPEN record can be under way
 any more.
 
 LATE. Requests that were sent to the partition while it lived may arrive at any time: a CAS never applies again, but what travels beside it,
 put if absent, does: index chunks, pages of producer states, places of segments. So may the PUT of a segment object, and the put of the
-control record itself by a creation that had no answer. A broker that found the topic once may append at any time later.
+manifest itself by a creation that had no answer. A broker that found the topic once may append at any time later.
 
-SETTLED. A creation that had an answer to every put of a control record, OK or not, says so in the topic's record as it makes it active.
+SETTLED. A creation that had an answer to every put of a manifest, OK or not, says so in the topic's record as it makes it active.
 Then no such put is under way. A creation that was given up, or that did not say so, leaves its tombstones for ever.
 
 HOW IT IS MODELLED. Read-and-send is one step. The record in topic-ids is kept for ever unless `keeps_record` is false.

@@ -45,7 +45,7 @@ class Counter(NamedTuple):
 
 
 class Metadata(NamedTuple):
-    """objects: what each is to the log. commits: how many there were, the version of its control record."""
+    """objects: what each is to the log. commits: how many there were, the version of its manifest."""
 
     counter: Counter
     objects: tuple[str, ...]

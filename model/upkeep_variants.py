@@ -193,7 +193,7 @@ COLLECTIONS: Final = (
     ),
     collecting.Variant(
         "F-collect-absent",
-        "a control record that a deposed leader does not know is taken for purged",
+        "a manifest that a deposed leader does not know is taken for purged",
         VIOLATION,
         collectors=(1,),
         bug="absent",

@@ -96,7 +96,7 @@ def memory_limit_bytes(*, limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
         try:
             text = path.read_text().strip()
         except OSError:
-            # Not this kind of control group, or none.
+            # Not this kind of manifest group, or none.
             continue
         if text.isdigit():
             known.append(int(text))

@@ -26,7 +26,7 @@ LIMITS: Final[Mapping[str, int]] = {
 _SINGLE_COST: Final = 8
 """The room a value takes, beside the characters of a text."""
 
-_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_MANIFESTS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _OF_SEVERAL_LINES: Final = ("event", "exception", "stack", "stack_info")
 
 
@@ -101,7 +101,7 @@ def _shown(key: str, value: object) -> object:
     if not isinstance(value, str) or value.isprintable():
         return value
     if key in _OF_SEVERAL_LINES:
-        return _CONTROLS.sub(lambda found: repr(found.group())[1:-1], value)
+        return _MANIFESTS.sub(lambda found: repr(found.group())[1:-1], value)
     return _Quoted(value)
 
 

@@ -284,7 +284,7 @@ class SimBroker:
         waiters = Waiters(
             metadata=self._watched,
             partitions=log.partitions,
-            control_reads=log.control_reads,
+            manifest_reads=log.manifest_reads,
             clock=clock,
             trusted_poll_s=chance.choice((fetch_limits.poll_s, TRUSTED_POLL_S)),
             limits=fetch_limits,
@@ -298,7 +298,7 @@ class SimBroker:
             brokers=directory,
             leadership=leadership_of("self"),
             producer_ids=ProducerIds(self._watched, entropy=chance.randbytes),
-            bounds=log.control_reads,
+            bounds=log.manifest_reads,
             timestamps=log.time_search,
             trimmer=log.trimmer,
             active_producers=log.producer_reads,
@@ -317,7 +317,7 @@ class SimBroker:
         fetch = Fetch(
             topics=topics,
             partitions=log.partitions,
-            control_reads=log.control_reads,
+            manifest_reads=log.manifest_reads,
             reader=log.reader,
             waiters=waiters,
             clock=clock,

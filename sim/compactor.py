@@ -33,7 +33,7 @@ from sim.watches import Grant
 from storage.cache.blocks import RangeSource
 from storage.catalog.collections import Deletions, MetadataWentBack, NewerStore
 from storage.errors import StorageError
-from storage.formats.control import Control, SegmentEntry, decode_control, decode_segment, encode
+from storage.formats.manifest import Manifest, SegmentEntry, decode_manifest, decode_segment, encode
 from storage.formats.segment import parse_segment_key, segment_key
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
@@ -95,15 +95,15 @@ class SegmentCollector:
     async def run(self, partition: PartitionId) -> None:
         keys = PartitionKeys(partition)
         garbage = await self._unnamed(partition)
-        (record,) = await self._ground.metadata.get_many([keys.control])
+        (record,) = await self._ground.metadata.get_many([keys.manifest])
         if not garbage or record is None:
             return
         chosen = self._chance.choice(garbage)
         object_id = parse_segment_key(chosen)[1]  # type: ignore[index]
-        control = decode_control(record.value, path=record.path)
-        if control.revoked_floor < object_id:
-            revoked = msgspec.structs.replace(control, revoked_floor=object_id)
-            outcome = await self._ground.metadata.write([Put(keys.control, encode(revoked), record.version)])
+        manifest = decode_manifest(record.value, path=record.path)
+        if manifest.revoked_floor < object_id:
+            revoked = msgspec.structs.replace(manifest, revoked_floor=object_id)
+            outcome = await self._ground.metadata.write([Put(keys.manifest, encode(revoked), record.version)])
             if not isinstance(outcome, Applied) or outcome.results[0].status is not Status.OK:
                 return
         self._ground.history.trace("garbage", "revoked", chosen)
@@ -116,10 +116,10 @@ class SegmentCollector:
     async def _unnamed(self, partition: PartitionId) -> list[str]:
         """Objects that nothing names at this moment."""
         keys = PartitionKeys(partition)
-        (record,) = await self._ground.metadata.get_many([keys.control])
-        control = Control() if record is None else decode_control(record.value, path=record.path)
+        (record,) = await self._ground.metadata.get_many([keys.manifest])
+        manifest = Manifest() if record is None else decode_manifest(record.value, path=record.path)
         start, end = children_of(keys.segments_prefix.removesuffix("/"))
-        named: list[SegmentEntry | None] = [control.segment, control.rewritten]
+        named: list[SegmentEntry | None] = [manifest.segment, manifest.rewritten]
         first = keys.segment(0)._replace(path=start)
         named += [
             decode_segment(one.value, path=one.path) async for one in self._ground.metadata.range_scan(first, end) if "!" not in one.path
@@ -146,7 +146,7 @@ class SimMerger:
         merging = None
         while True:
             await asyncio.sleep(chance.expovariate(1 / MERGER_IDLE_S))
-            partition = chance.choice(list(ground.shards.control_records()))
+            partition = chance.choice(list(ground.shards.manifests()))
             if chance.random() < OLD_MERGER_RATE:
                 self._metadata.find_leaders()
                 if chance.random() < 0.7:
@@ -192,7 +192,7 @@ async def recover_merges(ground: Ground, chance: random.Random, clock: VirtualCl
         entropy=chance.randbytes,
         limits=ground.compactor_limits,
     )
-    for partition in list(ground.shards.control_records()):
+    for partition in list(ground.shards.manifests()):
         try:
             await merging.run(partition)
         except StorageError as error:
@@ -244,19 +244,19 @@ class SimRetainer:
         limits = self._draw()
         while True:
             await asyncio.sleep(chance.expovariate(1 / RETAINER_IDLE_S))
-            partition = chance.choice(list(ground.shards.control_records()))
+            partition = chance.choice(list(ground.shards.manifests()))
             if chance.random() < FOUND_RATE:
                 self._metadata.find_leaders()
             if chance.random() < OLD_RETAINER_RATE:
                 self._metadata.depose(chance.randrange(ground.shards.count))
             if chance.random() < CHANGED_RATE:
                 limits = self._draw()
-            (record,) = await ground.metadata.get_many([PartitionKeys(partition).control])
+            (record,) = await ground.metadata.get_many([PartitionKeys(partition).manifest])
             assert record is not None
-            control = decode_control(record.value, path=record.path)
+            manifest = decode_manifest(record.value, path=record.path)
             if chance.random() < ASKED_RATE:
-                await self._ask_who_is_gone(control)
-            if chance.random() < 0.5 and not self._retention.is_due(partition, control, limits):
+                await self._ask_who_is_gone(manifest)
+            if chance.random() < 0.5 and not self._retention.is_due(partition, manifest, limits):
                 continue
             begin_ms = None if limits.retention_ms == NO_LIMIT else self._clock.now_ms() - limits.retention_ms
             self._metadata.grant = Grant(begin_ms, limits.retention_bytes)
@@ -271,8 +271,8 @@ class SimRetainer:
         """Its session ends when its timeout has passed."""
         self._metadata.crash()
 
-    async def _ask_who_is_gone(self, control: Control) -> None:
-        self._gone.note(self._retention.questioned_writers(control))
+    async def _ask_who_is_gone(self, manifest: Manifest) -> None:
+        self._gone.note(self._retention.questioned_writers(manifest))
         if not self._gone.has_questions:
             return
         try:
@@ -330,7 +330,7 @@ class _SimCollector(Collector):
     async def _unseen(
         self,
         candidates: Sequence[UnusedCandidate],
-        look: Callable[[PartitionId, Control], Awaitable[set[ObjectId]]],
+        look: Callable[[PartitionId, Manifest], Awaitable[set[ObjectId]]],
         named: dict[PartitionId, set[ObjectId]],
         report: CollectionReport,
     ) -> list[UnusedCandidate]:
@@ -366,7 +366,7 @@ class SimCompactor:
         clock = VirtualClock(asyncio.get_running_loop())
         session = await metadata.open_session(timeout_ms=SESSION_TIMEOUT_MS)
         compaction = self._open(metadata, self._ground.objects, session, RECOVER, clock)
-        for partition in list(self._ground.shards.control_records()):
+        for partition in list(self._ground.shards.manifests()):
             only(await self._round(compaction, self._ground.objects, clock).run([partition]), partition)
         await metadata.close()
         await recover_merges(self._ground, self._chance, clock)
@@ -434,7 +434,7 @@ class SimCompactor:
                 if compaction is None:
                     session = await metadata.open_session(timeout_ms=SESSION_TIMEOUT_MS)
                     compaction = self._open(metadata, objects, session, self._policy, clock)
-                partitions = list(self._ground.shards.control_records())
+                partitions = list(self._ground.shards.manifests())
                 taken = self._chance.sample(partitions, self._chance.randint(1, len(partitions)))
             except StorageError as error:
                 self._ground.history.trace(name, "no session", repr(error))

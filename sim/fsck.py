@@ -1,4 +1,4 @@
-"""The stores themselves, in the end: control record, segments, index chunks and objects, read without the code under test."""
+"""The stores themselves, in the end: manifest, segments, index chunks and objects, read without the code under test."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from sim.check import Log, Stored
 from sim.history import BatchIdentity
 from sim.objects import KeptObjects
 from storage.errors import NotFound, StorageError
-from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, decode_chunk, decode_segment
+from storage.formats.manifest import Entry, EntrySource, LogState, Manifest, SegmentEntry, decode_chunk, decode_segment
 from storage.formats.segment import HEADER_BYTES, decode_footer, decode_header, segment_key
 from storage.formats.wal import object_key
 from storage.metadata.keys import PartitionKeys
@@ -31,7 +31,7 @@ async def fsck(
     metadata: MemoryMetadataStore,
     objects: KeptObjects,
     partition: PartitionId,
-    control: Control,
+    manifest: Manifest,
     *,
     place: str,
     floors: Sequence[Floor] = (),
@@ -50,22 +50,22 @@ async def fsck(
     # Racing drains may leave overlapping chunks; they must say the same.
     wrong += [
         f"fsck: two entries for one offset: {partition} {entry} {entries[entry.base]}"
-        for entry in (*found, *control.pending)
+        for entry in (*found, *manifest.pending)
         if entries.setdefault(entry.base, entry) != entry
     ]
-    cursor = control.compaction_cursor
-    segments, about_segments = await _segments(metadata, partition_keys, control)
+    cursor = manifest.compaction_cursor
+    segments, about_segments = await _segments(metadata, partition_keys, manifest)
     wrong += [f"fsck: {text}: {partition}" for text in about_segments]
     sources: list[EntrySource] = [*segments, *(entries[base] for base in sorted(entries) if entries[base].last >= cursor)]
-    sources = [source for source in sources if source.last >= control.log_start]  # the objects of others may be gone
-    begin = sources[0].base if sources else control.log_start
-    if begin > control.log_start:
-        wrong.append(f"fsck: the log begins above its start: {partition} begin={begin} log_start={control.log_start}")
+    sources = [source for source in sources if source.last >= manifest.log_start]  # the objects of others may be gone
+    begin = sources[0].base if sources else manifest.log_start
+    if begin > manifest.log_start:
+        wrong.append(f"fsck: the log begins above its start: {partition} begin={begin} log_start={manifest.log_start}")
     following = begin
     running_max = -1
     batches: list[Stored] = []
     for source in sources:
-        if source.base != following and not following < source.base <= control.log_start:
+        if source.base != following and not following < source.base <= manifest.log_start:
             wrong.append(f"fsck: entries are not contiguous: {partition} expected={following} found={source.base}")
         if source.base > following:  # what lay between had been deleted when what follows was compacted
             begin, batches, running_max = source.base, [], -1
@@ -85,36 +85,36 @@ async def fsck(
             try:
                 batches += await _batches_in(objects, partition, source)
             except NotFound:
-                if control.log_state is not LogState.DELETED:
+                if manifest.log_state is not LogState.DELETED:
                     raise
                 batches += await _batches_in(objects.deleted, partition, source)
         except (StorageError, ValueError) as error:
             wrong.append(f"fsck: {partition} {source}: {error!r}")
-    if following != control.sequence_counter:
-        wrong.append(f"fsck: entries end elsewhere than the log: {partition} end={following} sequence_counter={control.sequence_counter}")
+    if following != manifest.sequence_counter:
+        wrong.append(f"fsck: entries end elsewhere than the log: {partition} end={following} sequence_counter={manifest.sequence_counter}")
     undone = [one for one in await metadata.get_many([partition_keys.compaction, partition_keys.compactor_claim]) if one is not None]
     if is_over:
         wrong += [f"fsck: a compaction was left undone: {partition} {record.value!r}" for record in undone]
-        wrong += [f"fsck: a merge was left undone: {partition} {merged}" for merged in (control.rewritten,) if merged is not None]
+        wrong += [f"fsck: a merge was left undone: {partition} {merged}" for merged in (manifest.rewritten,) if merged is not None]
     return Log(place, partition.topic_id, batches, begin), wrong
 
 
-async def named_objects(metadata: MemoryMetadataStore, partition: PartitionId, control: Control) -> set[str]:
+async def named_objects(metadata: MemoryMetadataStore, partition: PartitionId, manifest: Manifest) -> set[str]:
     """The keys of objects that live entries of the partition name."""
     names = PartitionKeys(partition)
-    entries = list(control.pending)
+    entries = list(manifest.pending)
     async for record in metadata.range_scan(names.index(0), f"{names.index_prefix}~"):
         entries += decode_chunk(record.value, path=record.path).entries
-    live_from = max(control.compaction_cursor, control.log_start)
-    segments, _ = await _segments(metadata, names, control)
+    live_from = max(manifest.compaction_cursor, manifest.log_start)
+    segments, _ = await _segments(metadata, names, manifest)
     return {object_key(one.object_id) for one in entries if one.last >= live_from and not one.is_inline} | {
-        segment_key(partition, one.object_id) for one in segments if one.last >= control.log_start
+        segment_key(partition, one.object_id) for one in segments if one.last >= manifest.log_start
     }
 
 
-async def left_behind(metadata: MemoryMetadataStore, objects: MemoryObjectStore, partition: PartitionId, control: Control) -> list[str]:
+async def left_behind(metadata: MemoryMetadataStore, objects: MemoryObjectStore, partition: PartitionId, manifest: Manifest) -> list[str]:
     """What is wrong with a partition whose topic was deleted and purged."""
-    wrong = [] if control.log_state is LogState.DELETED else [f"fsck: an open log that belongs to nobody: {partition}"]
+    wrong = [] if manifest.log_state is LogState.DELETED else [f"fsck: an open log that belongs to nobody: {partition}"]
     names = PartitionKeys(partition)
     found = [one.path for one in await metadata.get_many([names.compaction]) if one is not None]
     for prefix in (names.index_prefix, names.segments_prefix, names.producers_prefix):
@@ -123,28 +123,28 @@ async def left_behind(metadata: MemoryMetadataStore, objects: MemoryObjectStore,
     return wrong + [f"fsck: left behind by a deleted topic: {partition} {one}" for one in found]
 
 
-async def _segments(metadata: MemoryMetadataStore, keys: PartitionKeys, control: Control) -> tuple[list[SegmentEntry], list[str]]:
+async def _segments(metadata: MemoryMetadataStore, keys: PartitionKeys, manifest: Manifest) -> tuple[list[SegmentEntry], list[str]]:
     """The segments below the cursor, in order, each once, and what is wrong with their keys."""
     found: list[SegmentEntry] = []
     wrong = []
-    merged = control.rewritten
+    merged = manifest.rewritten
     async for record in metadata.range_scan(keys.segment(0), f"{keys.segments_prefix}~"):
         segment = decode_segment(record.value, path=record.path)
         end = int(record.path.removeprefix(keys.segments_prefix))
         if not segment.base <= end <= segment.last:
             wrong.append(f"a segment under the key of another: {record.path} {segment}")
-        if segment.last >= control.compaction_cursor:
-            wrong.append(f"a segment above the cursor: {segment} cursor={control.compaction_cursor}")
+        if segment.last >= manifest.compaction_cursor:
+            wrong.append(f"a segment above the cursor: {segment} cursor={manifest.compaction_cursor}")
         if merged is not None and merged.base <= segment.base and segment.last <= merged.last:
             segment = merged
         # Below the log start nothing is promised: a merge that it has passed may be under some of its keys, and gone.
-        if segment.last >= control.log_start and segment not in found[-1:]:
+        if segment.last >= manifest.log_start and segment not in found[-1:]:
             found.append(segment)
-    newest = control.segment
+    newest = manifest.segment
     if newest is not None and newest not in found:
         found.append(newest)
-    if (newest is None) != (control.compaction_cursor == 0) or (newest is not None and newest.last + 1 != control.compaction_cursor):
-        wrong.append(f"the newest segment does not end at the cursor: {newest} cursor={control.compaction_cursor}")
+    if (newest is None) != (manifest.compaction_cursor == 0) or (newest is not None and newest.last + 1 != manifest.compaction_cursor):
+        wrong.append(f"the newest segment does not end at the cursor: {newest} cursor={manifest.compaction_cursor}")
     return found, wrong
 
 

@@ -13,7 +13,7 @@ from sim.faults import Fault, Wire
 from sim.watches import RetentionWatch, SegmentWatch
 from storage.errors import Unavailable
 from storage.metadata import key_order
-from storage.metadata.keys import BROKERS_PREFIX, CLUSTER, CONTROL_SUFFIX, partition_of_control, topic_id
+from storage.metadata.keys import BROKERS_PREFIX, CLUSTER, MANIFEST_SUFFIX, partition_of_manifest, topic_id
 from storage.metadata.memory import MemoryMetadataStore, MemorySession, SharedRecords
 from storage.metadata.port import DeleteRange, Key, NotApplied, OnChange, Put, Record, Session, Subscription, Unknown, WriteOp, WriteOutcome
 from storage.vocabulary import PartitionId
@@ -22,7 +22,7 @@ TOPIC_IDS: Final = topic_id("").path
 
 
 class _Writers(msgspec.Struct):
-    """The part of a control record that names its writers."""
+    """The part of a manifest that names its writers."""
 
     writers: dict[int, object] = {}
 
@@ -49,13 +49,13 @@ class Shards:
         """By topic id, of all that anybody ever tried to publish."""
 
     async def write(self, client: MemoryMetadataStore, ops: Sequence[WriteOp]) -> WriteOutcome:
-        """Have it done. Whoever puts a control record may leave out entries of `writers`, but none of a broker that is registered."""
-        controls = [(op, self._writers_of(op.key)) for op in ops if isinstance(op, Put) and op.key.path.endswith(CONTROL_SUFFIX)]
+        """Have it done. Whoever puts a manifest may leave out entries of `writers`, but none of a broker that is registered."""
+        manifests = [(op, self._writers_of(op.key)) for op in ops if isinstance(op, Put) and op.key.path.endswith(MANIFEST_SUFFIX)]
         records = self._records.shards[self.of(_key(ops[0]))].records if ops else {}
         watched = self.retention.before(ops, records)
         outcome = await client.write(ops)
         self.retention.after(watched, records)
-        for op, before in controls:
+        for op, before in manifests:
             # What a failed put would have dropped is there still.
             for epoch in sorted((before - self._writers_of(op.key)) & self.registered_epochs() if before else ()):
                 self._complain(f"dropped: the entry of epoch {epoch}, which is registered: {op.key.path}")
@@ -118,13 +118,13 @@ class Shards:
             if path.startswith(TOPIC_IDS) and msgspec.json.decode(record.value).get("deleted_logs") is not None
         }
 
-    def control_records(self) -> dict[PartitionId, Record]:
-        """The control records of every partition there ever was: nothing removes them."""
+    def manifests(self) -> dict[PartitionId, Record]:
+        """The manifests of every partition there ever was: nothing removes them."""
         found = {
             partition: record
             for shard in self._records.shards
             for path, record in shard.records.items()
-            if (partition := partition_of_control(path)) is not None
+            if (partition := partition_of_manifest(path)) is not None
         }
         return dict(sorted(found.items()))
 

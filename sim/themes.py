@@ -75,10 +75,10 @@ def small_log(limits: LogLimits) -> LogLimits:
 
 
 def tight_log(limits: LogLimits) -> LogLimits:
-    """For eleven producers at most, and the largest slice that a commit carries: a control record with a long ring fits only after that was
+    """For eleven producers at most, and the largest slice that a commit carries: a manifest with a long ring fits only after that was
     drained, and then always.
     """
-    return replace(limits, pending_entries_max=9, control_bytes_max=1_700)
+    return replace(limits, pending_entries_max=9, manifest_bytes_max=1_700)
 
 
 def forgetful_log(limits: LogLimits) -> LogLimits:
@@ -97,7 +97,7 @@ def forgetful_log(limits: LogLimits) -> LogLimits:
 
 def impatient_log(limits: LogLimits) -> LogLimits:
     """A request without an answer is soon one whose outcome is unknown, and a commit is tried again for long after that."""
-    return replace(limits, commit_write_timeout_s=0.5, control_read_timeout_s=0.5, trim_write_timeout_s=0.5, index_read_timeout_s=0.5)
+    return replace(limits, commit_write_timeout_s=0.5, manifest_read_timeout_s=0.5, trim_write_timeout_s=0.5, index_read_timeout_s=0.5)
 
 
 def short_deadlines_log(limits: LogLimits) -> LogLimits:
@@ -263,7 +263,7 @@ def _usual(chance: random.Random, profile: Profile) -> Theme:
 
 
 def _spilling(usual: Theme) -> Theme:
-    """More busy producers than a control record keeps, at brokers whose store takes its time."""
+    """More busy producers than a manifest keeps, at brokers whose store takes its time."""
     return replace(
         usual,
         name="spilling",
@@ -296,7 +296,7 @@ def _passing(usual: Theme) -> Theme:
 
 
 def _churning(chance: random.Random, usual: Theme) -> Theme:
-    """Brokers come and go all the time, so that their entries in a control record come and go too; only the log can tell a repetition."""
+    """Brokers come and go all the time, so that their entries in a manifest come and go too; only the log can tell a repetition."""
     return replace(
         usual,
         name="churning",

@@ -10,8 +10,18 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from storage.formats.control import FMT, Control, Entry, EntrySource, LogState, SegmentEntry, decode_chunk, decode_control, decode_segment
-from storage.metadata.keys import CONTROL_SUFFIX, PartitionKeys, partition_of_control
+from storage.formats.manifest import (
+    FMT,
+    Entry,
+    EntrySource,
+    LogState,
+    Manifest,
+    SegmentEntry,
+    decode_chunk,
+    decode_manifest,
+    decode_segment,
+)
+from storage.metadata.keys import MANIFEST_SUFFIX, PartitionKeys, partition_of_manifest
 from storage.metadata.port import Delete, DeleteRange, Put, Record, WriteOp
 from storage.vocabulary import PartitionId
 
@@ -29,7 +39,7 @@ class Grant(NamedTuple):
 class _Before(NamedTuple):
     op: WriteOp
     root: str
-    control: Record | None
+    manifest: Record | None
     paths: frozenset[str]
     """Keys of index/ and segments/."""
 
@@ -51,11 +61,11 @@ class RetentionWatch:
 
     def allow(self, ops: Sequence[WriteOp], grant: Grant) -> None:
         for op in ops:
-            if isinstance(op, Put) and (partition := partition_of_control(op.key.path)) is not None:
+            if isinstance(op, Put) and (partition := partition_of_manifest(op.key.path)) is not None:
                 self._granted[id(op)] = op, grant  # with it, so that no other gets its id
                 place = self.place_of(partition)
                 if place is not None:
-                    log_start = decode_control(op.value, path=op.key.path).log_start
+                    log_start = decode_manifest(op.value, path=op.key.path).log_start
                     self.trimmed[place] = max(self.trimmed.get(place, 0), log_start)
 
     def before(self, ops: Sequence[WriteOp], records: _ByPath) -> list[_Before]:
@@ -64,47 +74,47 @@ class RetentionWatch:
         found = []
         for op in ops:
             path = op.start.path if isinstance(op, DeleteRange) else op.key.path
-            root = path.removesuffix(CONTROL_SUFFIX) if path.endswith(CONTROL_SUFFIX) else path.rpartition("/")[0].rpartition("/")[0]
-            if partition_of_control(root + CONTROL_SUFFIX) is not None:
+            root = path.removesuffix(MANIFEST_SUFFIX) if path.endswith(MANIFEST_SUFFIX) else path.rpartition("/")[0].rpartition("/")[0]
+            if partition_of_manifest(root + MANIFEST_SUFFIX) is not None:
                 is_put = isinstance(op, Put)
                 paths = (
                     frozenset()
                     if is_put
                     else frozenset(one for one in records if one.startswith((f"{root}/index/0", f"{root}/segments/0")))
                 )
-                found.append(_Before(op, root, records.get(root + CONTROL_SUFFIX), paths))
+                found.append(_Before(op, root, records.get(root + MANIFEST_SUFFIX), paths))
         return found
 
     def after(self, before: Sequence[_Before], records: _ByPath) -> None:
         for one in before:
-            record = records.get(one.root + CONTROL_SUFFIX)
+            record = records.get(one.root + MANIFEST_SUFFIX)
             if record is None:
                 continue
-            partition = partition_of_control(record.path)
+            partition = partition_of_manifest(record.path)
             assert partition is not None
-            control = decode_control(record.value, path=record.path)
-            for path in sorted(one.paths - records.keys()) if control.log_state is not LogState.DELETED else ():
-                self._check_key(path, control)
-            is_control = isinstance(one.op, Put) and one.op.key.path == record.path
-            if is_control and (one.control is None or one.control.version != record.version):
-                was = Control() if one.control is None else decode_control(one.control.value, path=record.path)
-                self._check_control(partition, was, control, one.op, records)
-                self._note(partition, control)
+            manifest = decode_manifest(record.value, path=record.path)
+            for path in sorted(one.paths - records.keys()) if manifest.log_state is not LogState.DELETED else ():
+                self._check_key(path, manifest)
+            is_manifest = isinstance(one.op, Put) and one.op.key.path == record.path
+            if is_manifest and (one.manifest is None or one.manifest.version != record.version):
+                was = Manifest() if one.manifest is None else decode_manifest(one.manifest.value, path=record.path)
+                self._check_manifest(partition, was, manifest, one.op, records)
+                self._note(partition, manifest)
 
-    def _note(self, partition: PartitionId, control: Control) -> None:
-        for entry in control.pending:
+    def _note(self, partition: PartitionId, manifest: Manifest) -> None:
+        for entry in manifest.pending:
             self._entries[partition].setdefault(entry.base, entry)
             self._ends[partition].add(entry.last + 1)
-        if control.segment is not None:
-            self._ends[partition].add(control.segment.last + 1)
+        if manifest.segment is not None:
+            self._ends[partition].add(manifest.segment.last + 1)
 
-    def _check_key(self, path: str, control: Control) -> None:
+    def _check_key(self, path: str, manifest: Manifest) -> None:
         end = int(path.rpartition("/")[2])
-        below = max(control.log_start, control.compaction_cursor) if "/index/" in path else control.log_start
+        below = max(manifest.log_start, manifest.compaction_cursor) if "/index/" in path else manifest.log_start
         if end >= below:
-            self._complain(f"retention: a key is gone that holds what is readable: {path} log_start={control.log_start}")
+            self._complain(f"retention: a key is gone that holds what is readable: {path} log_start={manifest.log_start}")
 
-    def _check_control(self, partition: PartitionId, was: Control, now: Control, op: WriteOp, records: _ByPath) -> None:
+    def _check_manifest(self, partition: PartitionId, was: Manifest, now: Manifest, op: WriteOp, records: _ByPath) -> None:
         if now.log_start < was.log_start:
             self._complain(f"retention: log_start went back: {partition} from={was.log_start} to={now.log_start}")
         kept = {entry.base for entry in now.pending}
@@ -131,7 +141,7 @@ class RetentionWatch:
         if not any(entry in chunk.entries for chunk in chunks):
             self._complain(f"retention: an entry has left the ring for nowhere: {partition} {entry}")
 
-    def _check_move(self, partition: PartitionId, begin: int, now: Control, grant: Grant, records: _ByPath) -> None:
+    def _check_move(self, partition: PartitionId, begin: int, now: Manifest, grant: Grant, records: _ByPath) -> None:
         log_start, facts = now.log_start, f"{partition} from={begin} to={now.log_start} {grant}"
         if log_start not in self._ends[partition]:
             self._complain(f"retention: part of an item has gone: {facts}")
@@ -143,21 +153,21 @@ class RetentionWatch:
         if young:
             self._complain(f"retention: neither too old nor too much: {facts} rest_bytes={rest_bytes} {young}")
 
-    def _items(self, partition: PartitionId, control: Control, records: _ByPath) -> list[EntrySource]:
+    def _items(self, partition: PartitionId, manifest: Manifest, records: _ByPath) -> list[EntrySource]:
         prefix = f"{PartitionKeys(partition).segments_prefix}0"  # others are those of collectors
         segments = {
             segment.object_id: segment
             for segment in (decode_segment(one.value, path=path) for path, one in records.items() if path.startswith(prefix))
         }
-        if control.segment is not None:
-            segments[control.segment.object_id] = control.segment
-        entries = [entry for entry in self._entries[partition].values() if entry.last >= control.compaction_cursor]
+        if manifest.segment is not None:
+            segments[manifest.segment.object_id] = manifest.segment
+        entries = [entry for entry in self._entries[partition].values() if entry.last >= manifest.compaction_cursor]
         return [*segments.values(), *entries]
 
 
-def _without_its_own(control: Control) -> Control:
+def _without_its_own(manifest: Manifest) -> Manifest:
     """What retention leaves as it is. The format follows from what is pending."""
-    return msgspec.structs.replace(control, fmt=FMT, log_start=0, pending=(), writers={}, producers={}, pages=())
+    return msgspec.structs.replace(manifest, fmt=FMT, log_start=0, pending=(), writers={}, producers={}, pages=())
 
 
 def _size_bytes(source: EntrySource) -> int:
@@ -165,7 +175,7 @@ def _size_bytes(source: EntrySource) -> int:
 
 
 class _Segments(msgspec.Struct):
-    """The part of a control record that says where segments are."""
+    """The part of a manifest that says where segments are."""
 
     segment: SegmentEntry | None = None
     rewritten: SegmentEntry | None = None
@@ -185,26 +195,26 @@ class SegmentWatch:
     def look(self, ops: Sequence[WriteOp], records: Mapping[str, Record]) -> None:
         """`records`: those of the shard, now that it has carried out `ops`."""
         for path in {root for op in ops if (root := _root_of(op)) is not None}:
-            record = records.get(path + CONTROL_SUFFIX)
+            record = records.get(path + MANIFEST_SUFFIX)
             if record is not None:
                 self._look_at(path, _decoder.decode(record.value), records)
 
-    def _look_at(self, root: str, control: _Segments, records: Mapping[str, Record]) -> None:
-        if control.segment is None or control.log_state is LogState.DELETED:
+    def _look_at(self, root: str, manifest: _Segments, records: Mapping[str, Record]) -> None:
+        if manifest.segment is None or manifest.log_state is LogState.DELETED:
             return
-        partition = partition_of_control(root + CONTROL_SUFFIX)
+        partition = partition_of_manifest(root + MANIFEST_SUFFIX)
         assert partition is not None
         keys = PartitionKeys(partition)
         paths = sorted(path for path in records if path.startswith(keys.segments_prefix) and "!" not in path)
-        facts = (control.rewritten, control.segment, control.log_start, *[records[path].value for path in paths])
+        facts = (manifest.rewritten, manifest.segment, manifest.log_start, *[records[path].value for path in paths])
         if self._facts.get(root) == facts:
             return
         self._facts[root] = facts
         ends = [int(path.removeprefix(keys.segments_prefix)) for path in paths]
         found: list[SegmentEntry] = []
-        offset = control.log_start
-        while offset <= control.segment.last:
-            named = (control.rewritten, control.segment)
+        offset = manifest.log_start
+        while offset <= manifest.segment.last:
+            named = (manifest.rewritten, manifest.segment)
             segment = next((one for one in named if one is not None and one.base <= offset <= one.last), None)
             if segment is None:
                 at = bisect_left(ends, offset)
@@ -217,7 +227,7 @@ class SegmentWatch:
         for before in self._seen.get(root, ()):
             for now in found:
                 is_inside = before.base <= now.base and now.last <= before.last
-                if is_inside and now.object_id != before.object_id and before.last >= control.log_start:
+                if is_inside and now.object_id != before.object_id and before.last >= manifest.log_start:
                     self._complain(f"segments: readers go back behind a merge: {partition} from={before} to={now}")
         self._seen[root] = found
 
@@ -227,6 +237,6 @@ def _root_of(op: WriteOp) -> str | None:
     path = op.start.path if isinstance(op, DeleteRange) else op.key.path
     if SEGMENTS in path:
         return path.partition(SEGMENTS)[0]
-    if path.endswith(CONTROL_SUFFIX) and not isinstance(op, Delete | DeleteRange):
-        return path.removesuffix(CONTROL_SUFFIX)
+    if path.endswith(MANIFEST_SUFFIX) and not isinstance(op, Delete | DeleteRange):
+        return path.removesuffix(MANIFEST_SUFFIX)
     return None

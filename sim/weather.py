@@ -22,7 +22,7 @@ from sim.metadata import Shards
 from sim.objects import KeptObjects
 from storage.catalog.collections import Deletions, accept_older
 from storage.errors import Unavailable
-from storage.formats.control import Control, LogState, decode_control, encode
+from storage.formats.manifest import LogState, Manifest, decode_manifest, encode
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore, SharedRecords
 from storage.metadata.port import Put
@@ -50,7 +50,7 @@ class Weather:
         ground: Ground,
         brokers: list[SimBroker],
         start: Callable[[int], SimBroker],
-        control_of: Callable[[PartitionId], Control | None],
+        manifest_of: Callable[[PartitionId], Manifest | None],
         ids: IdSource,
         chance: random.Random,
         *,
@@ -61,7 +61,7 @@ class Weather:
         self._ground = ground
         self._brokers = brokers
         self._start = start
-        self._control_of = control_of
+        self._manifest_of = manifest_of
         self._ids = ids
         self._chance = chance
         self._mean_s = mean_s
@@ -134,13 +134,13 @@ class Weather:
 
     async def _raise_floor(self) -> str:
         """As a collector would before it looks for garbage: ids up to now may no longer be committed."""
-        records = self._ground.shards.control_records()
+        records = self._ground.shards.manifests()
         partition = self._chance.choice(list(records))
-        control, version = self._control_of(partition), records[partition].version
-        assert control is not None
-        raised = msgspec.structs.replace(control, revoked_floor=ObjectId(self._ids.next_ulid(above=control.revoked_floor)))
-        await self._ground.metadata.write([Put(PartitionKeys(partition).control, encode(raised), version)])
-        self.floors.append(Floor(partition, control.sequence_counter, raised.revoked_floor))
+        manifest, version = self._manifest_of(partition), records[partition].version
+        assert manifest is not None
+        raised = msgspec.structs.replace(manifest, revoked_floor=ObjectId(self._ids.next_ulid(above=manifest.revoked_floor)))
+        await self._ground.metadata.write([Put(PartitionKeys(partition).manifest, encode(raised), version)])
+        self.floors.append(Floor(partition, manifest.sequence_counter, raised.revoked_floor))
         return raised.revoked_floor
 
 
@@ -233,10 +233,10 @@ class Restoring:
     async def _named(self) -> set[str]:
         """Keys that live entries of topics that are there name, read without the code under test."""
         found: set[str] = set()
-        for partition, record in self._shards.control_records().items():
-            control = decode_control(record.value, path=record.path)
-            if control.log_state is not LogState.DELETED and partition.topic_id not in self._shards.deleted_topics():
-                found |= await named_objects(self._metadata, partition, control)
+        for partition, record in self._shards.manifests().items():
+            manifest = decode_manifest(record.value, path=record.path)
+            if manifest.log_state is not LogState.DELETED and partition.topic_id not in self._shards.deleted_topics():
+                found |= await named_objects(self._metadata, partition, manifest)
         return found
 
     async def _stored(self) -> list[str]:

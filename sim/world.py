@@ -27,7 +27,7 @@ from sim.themes import Crowd, Theme, theme_of
 from sim.weather import Restoring, Weather
 from storage.catalog.collections import Deletions
 from storage.catalog.topics import Topic, Topics
-from storage.formats.control import Control, decode_control
+from storage.formats.manifest import Manifest, decode_manifest
 from storage.limits import INLINE_UNCOMPACTED_BYTES_MAX
 from storage.log.flush import NO_INLINE, InlineSettings
 from storage.log.page_store import ActiveProducer
@@ -190,7 +190,7 @@ class _World:
                 ground,
                 self._brokers,
                 self._start,
-                self._control_of,
+                self._manifest_of,
                 self._ids,
                 self._child(),
                 kinds=self._theme.kinds,
@@ -259,10 +259,10 @@ class _World:
 
     async def _trim(self, admin: Admin) -> None:
         place = self._chance.choice(self._places)
-        control = self._control_of(PartitionId(self._topic.topic_id, place.partition))
-        if control is None:
+        manifest = self._manifest_of(PartitionId(self._topic.topic_id, place.partition))
+        if manifest is None:
             return
-        start = await admin.trim(place, self._topic.topic_id, control.sequence_counter)
+        start = await admin.trim(place, self._topic.topic_id, manifest.sequence_counter)
         if start:
             await asyncio.sleep(AGE_S_MAX * 1.01)
             reader = SimReader("rereader", self._places, self._live, self._history, self._child())
@@ -297,14 +297,14 @@ class _World:
             return "", {}
         ends = {}
         for place in reader.places:
-            control = self._control_of(topic.partition(place.partition))
-            ends[place.partition] = 0 if control is None else control.sequence_counter
+            manifest = self._manifest_of(topic.partition(place.partition))
+            ends[place.partition] = 0 if manifest is None else manifest.sequence_counter
         return topic.topic_id, ends
 
     async def _remembered_of(self, place: Place) -> RememberedProducers:
         """What a broker says that the partition remembers."""
-        control = self._control_of(PartitionId(self._topic.topic_id, place.partition))
-        end = 0 if control is None else control.sequence_counter
+        manifest = self._manifest_of(PartitionId(self._topic.topic_id, place.partition))
+        end = 0 if manifest is None else manifest.sequence_counter
 
         async def ask(serving: Serving) -> list[ActiveProducer]:
             return await serving.parts.active_producers.of(PartitionId(self._topic.topic_id, place.partition))
@@ -320,12 +320,12 @@ class _World:
         return RememberedProducers(0, {})
 
     async def _before_purge(self, partition: PartitionId) -> None:
-        control = self._control_of(partition)
+        manifest = self._manifest_of(partition)
         name = self._shards.topic_names.get(partition.topic_id)
-        if partition not in self._purged and control is not None and name is not None:
+        if partition not in self._purged and manifest is not None and name is not None:
             place = f"{name}/{partition.partition}"
             self._purged[partition] = await fsck(
-                self._metadata, self._objects, partition, control, place=place, floors=self._floors, is_over=False
+                self._metadata, self._objects, partition, manifest, place=place, floors=self._floors, is_over=False
             )
 
     async def _purge_all(self) -> None:
@@ -340,33 +340,33 @@ class _World:
             failed |= done.failed.keys()
             if done.is_round:
                 break
-        deleted, records = self._shards.deleted_topics(), self._shards.control_records()
+        deleted, records = self._shards.deleted_topics(), self._shards.manifests()
         if not done.is_round or failed & set(map(str, records)):
             self._history.violation(f"a topic cannot be purged: {done}")
         for partition, record in records.items():
             if partition.topic_id in deleted:
-                control = decode_control(record.value, path=record.path)
-                for text in await left_behind(self._metadata, self._objects, partition, control):
+                manifest = decode_manifest(record.value, path=record.path)
+                for text in await left_behind(self._metadata, self._objects, partition, manifest):
                     self._history.violation(text)
 
     async def _judge(self, weather: Weather, remembered: Mapping[str, RememberedProducers]) -> None:
         logs: list[Log] = []
         if self._compactor_chances:
             await self._purge_all()
-        records = self._shards.control_records()
+        records = self._shards.manifests()
         logs += [log for partition, (log, _) in self._purged.items() if partition not in records]
         for partition, record in records.items():
-            control = decode_control(record.value, path=record.path)
+            manifest = decode_manifest(record.value, path=record.path)
             name = self._shards.topic_names.get(partition.topic_id)
             if name is None:
-                if control.sequence_counter:
+                if manifest.sequence_counter:
                     self._history.violation(f"fsck: a log without a topic: {partition}")
                 continue
             place = f"{name}/{partition.partition}"
             if partition in self._purged:
                 log, wrong = self._purged[partition]
             else:
-                log, wrong = await fsck(self._metadata, self._objects, partition, control, place=place, floors=weather.floors)
+                log, wrong = await fsck(self._metadata, self._objects, partition, manifest, place=place, floors=weather.floors)
             logs.append(log)
             for text in wrong:
                 self._history.violation(text)
@@ -379,9 +379,9 @@ class _World:
         for text in (*check(self._history, logs), *forgotten(logs, remembered, may_have_expired)):
             self._history.violation(text)
 
-    def _control_of(self, partition: PartitionId) -> Control | None:
-        record = self._shards.control_records().get(partition)
-        return None if record is None else decode_control(record.value, path=record.path)
+    def _manifest_of(self, partition: PartitionId) -> Manifest | None:
+        record = self._shards.manifests().get(partition)
+        return None if record is None else decode_manifest(record.value, path=record.path)
 
     def _live(self) -> list[SimBroker]:
         return self._brokers

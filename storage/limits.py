@@ -28,12 +28,12 @@ SEGMENT_FOOTER_BYTES_MAX: Final = 1 * MIB
 """Its blocks take 50 KiB at most; the rest is room for facts to come."""
 
 INLINE_BYTES_MAX: Final = 8 * KIB
-"""What a commit may carry, at most: a setting says how much it does. The largest control record has room for as much, in base64."""
+"""What a commit may carry, at most: a setting says how much it does. The largest manifest has room for as much, in base64."""
 INLINE_UNCOMPACTED_BYTES_MAX: Final = 1024 * MIB
 """A broker's commits carry no more while as much is not compacted: some 20 minutes of 1,700 small batches a second."""
-CONTROL_BYTES_TARGET: Final = 2 * KIB
+MANIFEST_BYTES_TARGET: Final = 2 * KIB
 PRODUCERS_HOT_BYTES_MAX: Final = 8 * KIB
-"""Estimated bytes of producer state in a control record; what exceeds it leaves for pages in producers/."""
+"""Estimated bytes of producer state in a manifest; what exceeds it leaves for pages in producers/."""
 PRODUCER_PAGES_MAX: Final = 48
 """Pages of a partition from which on the oldest are forgotten, or new producers refused: 6,000 to 8,000 producers."""
 PRODUCER_KEPT_MS_MIN: Final = 600_000

@@ -22,7 +22,7 @@ from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
 from storage.catalog.identity import open_cluster, write_marker
 from storage.catalog.topics import Topics
-from storage.formats.control import Control, Entry, IndexChunk, encode
+from storage.formats.manifest import Entry, IndexChunk, Manifest, encode
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.log.limits import DEFAULT_LIMITS
 from storage.metadata.keys import PartitionKeys
@@ -103,9 +103,9 @@ async def write_old_log(storage_url: str, metadata_url: str, shape: OldLog, *, t
 
 
 async def _write_entries(metadata: MetadataStore, partition: PartitionId, entries: list[Entry]) -> None:
-    """Chunks of the index as drained rings leave them, and the rest in the control record."""
+    """Chunks of the index as drained rings leave them, and the rest in the manifest."""
     keys = PartitionKeys(partition)
-    (record,) = await metadata.get_many([keys.control])
+    (record,) = await metadata.get_many([keys.manifest])
     assert record is not None
     pending = tuple(entries[len(entries) // DEFAULT_LIMITS.pending_entries_max * DEFAULT_LIMITS.pending_entries_max :])
     indexed = entries[: len(entries) - len(pending)]
@@ -118,7 +118,7 @@ async def _write_entries(metadata: MetadataStore, partition: PartitionId, entrie
         for begin in range(0, len(indexed), DEFAULT_LIMITS.pending_entries_max)
     ]
     size_bytes = sum(entry.size_bytes for entry in entries)
-    control = Control(
+    manifest = Manifest(
         sequence_counter=entries[-1].last + 1,
         pending=pending,
         bytes_total=size_bytes,
@@ -128,7 +128,7 @@ async def _write_entries(metadata: MetadataStore, partition: PartitionId, entrie
     )
     for begin in range(0, len(ops), 500):
         assert isinstance(await metadata.write(ops[begin : begin + 500]), Applied)
-    assert isinstance(await metadata.write([Put(keys.control, encode(control), record.version)]), Applied)
+    assert isinstance(await metadata.write([Put(keys.manifest, encode(manifest), record.version)]), Applied)
 
 
 def _varint(value: int) -> bytes:

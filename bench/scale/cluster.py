@@ -23,8 +23,8 @@ from sim.batches import encode as encode_batch
 from sim.loop import VirtualClock, VirtualLoop, stable_order
 from storage.cache.blocks import BlockCache
 from storage.errors import AlreadyExists, NotFound, StorageError
-from storage.formats.control import Control, Entry, encode
 from storage.formats.levels import LEVEL_MAX
+from storage.formats.manifest import Entry, Manifest, encode
 from storage.limits import MIB, WRITE_REQUEST_OPS_MAX
 from storage.log.batch import Append, Batch
 from storage.log.flush import FlushSettings, InlineSettings
@@ -32,7 +32,7 @@ from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import BrokerEpoch, PartitionLog
 from storage.log.parts import LogParts, open_log
 from storage.log.scan import BatchRun, Elsewhere
-from storage.metadata.keys import CONTROL_SUFFIX, PartitionKeys
+from storage.metadata.keys import MANIFEST_SUFFIX, PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import (
     ABSENT,
@@ -152,7 +152,7 @@ class DistantMetadata:
         counts.write_requests += 1
         counts.write_ops += len(ops)
         for op, result in zip(ops, outcome.results, strict=True):
-            if isinstance(op, Put) and op.key.path.endswith(CONTROL_SUFFIX):
+            if isinstance(op, Put) and op.key.path.endswith(MANIFEST_SUFFIX):
                 if result.status is Status.OK:
                     counts.commits += 1
                 else:
@@ -277,7 +277,7 @@ class ScaledBroker:
         self.waiters = Waiters(
             metadata=metadata,
             partitions=self.log.partitions,
-            control_reads=self.log.control_reads,
+            manifest_reads=self.log.manifest_reads,
             clock=clock,
             trusted_poll_s=TRUSTED_POLL_S,
         )
@@ -298,15 +298,15 @@ class ScaledBroker:
         self.log.appender.submit(self.log.partitions.get(PartitionId(TOPIC, partition)), batch)
 
     async def know(self, partitions: Sequence[int]) -> None:
-        """Have read the control records, as a broker has that has run for a while."""
+        """Have read the manifests, as a broker has that has run for a while."""
         for begin in range(0, len(partitions), KNOWN_AT_ONCE):
             part = partitions[begin : begin + KNOWN_AT_ONCE]
-            await self.log.control_reads.refresh([self.log.partitions.get(PartitionId(TOPIC, one)) for one in part])
+            await self.log.manifest_reads.refresh([self.log.partitions.get(PartitionId(TOPIC, one)) for one in part])
 
     async def follow(self, partitions: Sequence[int]) -> None:
         """One consumer at the ends of `partitions`, until cancelled."""
         logs = [self.log.partitions.get(PartitionId(TOPIC, one)) for one in partitions]
-        await self.log.control_reads.refresh(logs)
+        await self.log.manifest_reads.refresh(logs)
         offsets = {log: log.seen.high_watermark for log in logs}
         with self.waiters.wait(logs) as wait:
             while True:
@@ -400,8 +400,8 @@ class ScaledCluster:
             entries = tuple(
                 [Entry(n * 10, n * 10 + 9, ObjectId("0" * 26), batches, 1_000, 1_000) for n in range(count)],
             )
-            control = Control(sequence_counter=count * 10, pending=entries)
-            ops.append(Put(PartitionKeys(PartitionId(TOPIC, partition)).control, encode(control), ABSENT))
+            manifest = Manifest(sequence_counter=count * 10, pending=entries)
+            ops.append(Put(PartitionKeys(PartitionId(TOPIC, partition)).manifest, encode(manifest), ABSENT))
         for op in ops:
             await self._records.write([op])
 

@@ -45,7 +45,7 @@ async def _hear(count: int) -> float:
     def hear(path: str, _version: int | None) -> None:
         nonlocal heard
         heard += 1
-        assert partitions.by_control_path(path) is None
+        assert partitions.by_manifest_path(path) is None
 
     hints.subscribe(hear, "")
     for prefix in (TOPICS_PREFIX, BROKERS_PREFIX, CLAIMS_PREFIX, CLAIMS_PREFIX):
@@ -102,7 +102,7 @@ async def _receive(port: int, count: int) -> float:
 def _message(hints: int) -> bytes:
     batch = wire.NotificationBatch()
     for number in range(hints):
-        batch.notifications[PartitionKeys(PartitionId(TOPIC, number)).control.path].SetInParent()
+        batch.notifications[PartitionKeys(PartitionId(TOPIC, number)).manifest.path].SetInParent()
     return batch.SerializeToString()
 
 
@@ -117,7 +117,7 @@ def placement_cpu_s(brokers: int, placed: int = PLACED) -> float:
 
 
 def writers_max(tried: int = WRITERS_TRIED) -> int | None:
-    """How many live brokers commit to one partition, one after the other, before a commit is refused for want of room in the control
+    """How many live brokers commit to one partition, one after the other, before a commit is refused for want of room in the manifest
     record; None if all that were tried do. Must not be called from a running loop.
     """
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:

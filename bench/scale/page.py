@@ -115,7 +115,7 @@ def _method(report: ScaleReport) -> str:
     placed = ", ".join([f"{seconds * 1e6:,.0f} µs at {int(brokers):,}" for brokers, seconds in costs.placement_cpu_s.items()])
     writers = "more than were tried" if costs.writers_max is None else f"{costs.writers_max:,}"
     said = {
-        "Clusters": "The real log of each broker (appender, committer, control reads, waiters, reader, leadership) runs over stores in "
+        "Clusters": "The real log of each broker (appender, committer, manifest reads, waiters, reader, leadership) runs over stores in "
         f"memory that are {settings['oxia_write_s'] * 1e3:g} ms (a write to Oxia), {settings['put_s'] * 1e3:g} ms (a PUT) and "
         f"{settings['get_s'] * 1e3:g} ms (a GET) away. There are no sockets, groups, compactors or faults.",
         "Laws": "A factor is fitted on three clusters of each load, and checked on two others; a miss of more than 15% ends the run. It is "
@@ -127,7 +127,7 @@ def _method(report: ScaleReport) -> str:
         f"{costs.hint_cpu_s * 1e6:.2f} µs, though most brokers have no use for it; both are of this machine.",
         "Memory": f"A partition takes {costs.partition_bytes:,.0f} B of a broker, as the growth of a process says; the largest of "
         f"{costs.memory_partitions_max:,} partitions was {costs.memory_miss:+.1%} off.",
-        "Writers": "A control record names each live broker that ever wrote to it, once. "
+        "Writers": "A manifest names each live broker that ever wrote to it, once. "
         f"It had room for {writers}: what the next broker sends is refused.",
         "Metadata": f"To place one partition under `kafka.leader: partition` takes {placed} brokers, in each answer to Metadata.",
     }

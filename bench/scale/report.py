@@ -130,7 +130,7 @@ RESOURCES: Final = (
         "`kafka.leader: partition`; beyond it partitions are forgotten and read again",
         _memory,
     ),
-    Resource("writers", "the room of a control record for the brokers that write to it", "`kafka.leader: partition`", _writers),
+    Resource("writers", "the room of a manifest for the brokers that write to it", "`kafka.leader: partition`", _writers),
 )
 BY_NAME: Final = {resource.name: resource for resource in RESOURCES}
 

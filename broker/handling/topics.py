@@ -87,7 +87,7 @@ class Located(NamedTuple):
 
 
 async def read_bounds(parts: BrokerParts, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Located | ErrorCode]:
-    """An answer to each of `wanted`, from one read of their control records.
+    """An answer to each of `wanted`, from one read of their manifests.
 
     That something does not exist is said only after the topic was read again, if it came from the cache.
     """

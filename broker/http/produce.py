@@ -338,7 +338,7 @@ def check_explained(partitions: Sequence[object]) -> None:
 
 
 async def explained(parts: HttpParts, result: P, topic: str, partition: int, offset: int) -> P:
-    """The result with its place, which costs a read of the control record; as it was if that cannot be read."""
+    """The result with its place, which costs a read of the manifest; as it was if that cannot be read."""
     try:
         found = (await parts.parts.topics.lookup([topic])).get(topic)
         if found is None:

@@ -25,8 +25,8 @@ READ: Final = "#1d4ed8"
 TITLE: Final = "Forebay: clients, brokers, object store and metadata store"
 DESCRIPTION: Final = (
     "A producer sends a batch to any broker. The broker puts the batches of all partitions into the object store as one object, then "
-    "commits the control record of each partition in Oxia, which assigns the offsets, and acknowledges. A consumer reads the "
-    "partition through another broker, which looks at the control record and reads the bytes from its memory or from the object store."
+    "commits the manifest of each partition in Oxia, which assigns the offsets, and acknowledges. A consumer reads the "
+    "partition through another broker, which looks at the manifest and reads the bytes from its memory or from the object store."
 )
 
 
@@ -122,7 +122,7 @@ def _boxes() -> Iterator[Box]:
     objects = ("the bytes of all records: immutable objects,", "each with batches of many partitions")
     yield Box(left=70, top=424, width=360, height=104, fill="#ecfdf5", heading="Object store (S3, or a folder)", lines=objects)
     records = (
-        "one control record per partition: next offset,",
+        "one manifest per partition: next offset,",
         "sequences of producers, which object holds what;",
         "topics, groups, committed offsets",
     )

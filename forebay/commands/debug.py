@@ -40,7 +40,7 @@ def trace_offset(
     ] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="Write the answer as table or json.", metavar="FORMAT")] = "table",
 ) -> None:
-    """Show where the record at an offset lies. The answer has its control record, entry, object, bytes and batch header."""
+    """Show where the record at an offset lies. The answer has its manifest, entry, object, bytes and batch header."""
     import asyncio
 
     from forebay.commands.trace import TraceFailed, trace_as_json, trace_as_table

@@ -11,7 +11,7 @@ import msgspec
 
 from process.settings.errors import EXIT_FAILED
 from runtime.ulid import RANDOM_BITS, decode_ulid
-from storage.formats.control import Control, Entry, SegmentEntry, object_of
+from storage.formats.manifest import Entry, Manifest, SegmentEntry, object_of
 from storage.formats.segment import segment_key
 from storage.metadata.port import Record
 from storage.recordbatch import ATTRIBUTE_CONTROL, ATTRIBUTE_LOG_APPEND_TIME, ATTRIBUTE_TRANSACTIONAL, CODEC_MASK, checksum, parse_header
@@ -31,7 +31,7 @@ class TracedTopic(msgspec.Struct, frozen=True, kw_only=True):
     state: str
 
 
-class ControlFacts(msgspec.Struct, frozen=True, kw_only=True):
+class ManifestFacts(msgspec.Struct, frozen=True, kw_only=True):
     """`writers`: broker epoch → commit_seq and attempt of its last commit. `sequence_counter` is the next offset."""
 
     key: str
@@ -50,7 +50,7 @@ class ControlFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EntryFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """`source` is where the entry was found: `pending` or `segment` (in the control record), `index` or `segments`; `source_key` is the key
+    """`source` is where the entry was found: `pending` or `segment` (in the manifest), `index` or `segments`; `source_key` is the key
     of that record. The entry of a segment has no spans; an inline entry carries `inline_bytes`, and no object has its `object_key`.
     """
 
@@ -142,7 +142,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     topic: TracedTopic
     partition: int
     offset: int
-    control: ControlFacts
+    control: ManifestFacts
     entry: EntryFacts | None = None
     object: ObjectFacts | None = None
     segment: SegmentFacts | None = None
@@ -151,8 +151,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
 
 
-def control_facts(control: Control, record: Record) -> ControlFacts:
-    return ControlFacts(
+def manifest_facts(control: Manifest, record: Record) -> ManifestFacts:
+    return ManifestFacts(
         key=record.path,
         version=record.version,
         log_state=control.log_state.value,
@@ -280,7 +280,7 @@ def _labelled(label: str, lines: list[str]) -> list[str]:
     return [f"{label if n == 0 else '':<{_LABEL_WIDTH}}{line}" for n, line in enumerate(lines)]
 
 
-def _control_lines(control: ControlFacts) -> list[str]:
+def _control_lines(control: ManifestFacts) -> list[str]:
     writers = "  ".join(f"{epoch}: commit_seq {seq}, attempt {attempt}" for epoch, (seq, attempt) in control.writers.items())
     return [
         f"{control.key}  version {control.version}",

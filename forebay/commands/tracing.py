@@ -21,24 +21,24 @@ from forebay.commands.trace import (
     TracedTopic,
     TraceFailed,
     batch_facts,
-    control_facts,
     created_ms,
     entry_facts,
+    manifest_facts,
     segment_entry_facts,
 )
 from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE
 from process.settings.keys import nearest
 from storage.catalog.topic import Topic, decode_topic, decode_topic_id, read_topic_ids, validate_name
 from storage.errors import Corrupt, IncompatibleFormat, NotFound, Unavailable
-from storage.formats.control import (
-    Control,
+from storage.formats.manifest import (
     Entry,
     EntrySource,
     LogState,
+    Manifest,
     SegmentEntry,
     Spans,
     decode_chunk,
-    decode_control,
+    decode_manifest,
     decode_segment,
     object_of,
 )
@@ -145,17 +145,17 @@ class Tracer:
         at = keys.PartitionKeys(topic.partition(partition))
         where = f"{topic.name}/{partition}"
         for _ in range(ATTEMPTS_MAX):
-            (record,) = await self._metadata.get_many([at.control])
+            (record,) = await self._metadata.get_many([at.manifest])
             if record is None:
                 raise TraceFailed(
-                    f"{where} has no control record ({at.control.path}): the topic was deleted meanwhile.", exit_code=EXIT_NOT_FOUND
+                    f"{where} has no manifest ({at.manifest.path}): the topic was deleted meanwhile.", exit_code=EXIT_NOT_FOUND
                 )
-            control = decode_control(record.value, path=record.path)
+            control = decode_manifest(record.value, path=record.path)
             trace = Trace(
                 topic=TracedTopic(name=topic.name, topic_id=topic.topic_id, partition_count=topic.partition_count, state=topic.state.value),
                 partition=partition,
                 offset=offset,
-                control=control_facts(control, record),
+                control=manifest_facts(control, record),
             )
             if (reason := unreadable(control, offset, where=where)) is not None:
                 raise trace_failed(trace, reason, exit_code=EXIT_NOT_FOUND)
@@ -186,12 +186,12 @@ class Tracer:
         )
 
     async def _find_segment(
-        self, at: keys.PartitionKeys, control: Control, offset: int, partition: PartitionId, trace: Trace
+        self, at: keys.PartitionKeys, control: Manifest, offset: int, partition: PartitionId, trace: Trace
     ) -> _Found | None:
         """The segment that covers `offset`; None if retention or a merge has changed the keys since `control` was read."""
         newest = control.segment
         if newest is not None and newest.base <= offset <= newest.last:
-            facts = segment_entry_facts(newest, partition, source="segment", source_key=at.control.path)
+            facts = segment_entry_facts(newest, partition, source="segment", source_key=at.manifest.path)
             return _Found(newest, msgspec.structs.replace(trace, entry=facts))
         record = await self._metadata.get_ceiling(at.segment(offset), within=at.segments_prefix)
         entry = None if record is None else decode_segment(record.value, path=record.path)
@@ -293,7 +293,7 @@ def _with_batch(trace: Trace, batch: BatchFacts, place: str, *, fix: str) -> Tra
     )
 
 
-def unreadable(control: Control, offset: int, *, where: str) -> str | None:
+def unreadable(control: Manifest, offset: int, *, where: str) -> str | None:
     """Why `offset` cannot be read, and what can; None if it lies in [log_start, sequence_counter)."""
     if control.log_state is LogState.DELETED:
         return f"{where} was deleted: its log takes no reads."

@@ -31,9 +31,9 @@ from storage.catalog.records import ATTEMPTS_MAX, decode, decode_checked, encode
 from storage.catalog.topic import decode_topic_id
 from storage.errors import AlreadyExists, Conflict, Corrupt, IncompatibleFormat, NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.metadata import keys
-from storage.metadata.keys import COLLECTIONS, PartitionKeys, partition_of_control
+from storage.metadata.keys import COLLECTIONS, PartitionKeys, partition_of_manifest
 from storage.metadata.port import ABSENT, MetadataStore, NotApplied, OpResult, Put, Record, Unknown
-from storage.metadata.version_watch import CertainRead, PutControl, read_certainly
+from storage.metadata.version_watch import CertainRead, PutManifest, read_certainly
 from storage.objects.port import MARKERS, ObjectStore
 from storage.objects.requests import caused_by
 from storage.vocabulary import ObjectId, PartitionId, TopicId
@@ -63,7 +63,7 @@ _log = structlog.get_logger("stores")
 
 
 class MarkedCommit(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """A control record that was put, and the version that the put got."""
+    """A manifest that was put, and the version that the put got."""
 
     topic_id: TopicId
     partition: int
@@ -94,7 +94,7 @@ class CommitMarks:
     """
 
     def __init__(
-        self, objects: ObjectStore, *, commits: Mapping[int, PutControl], broker_id: Callable[[], int], ids: IdSource, clock: Clock
+        self, objects: ObjectStore, *, commits: Mapping[int, PutManifest], broker_id: Callable[[], int], ids: IdSource, clock: Clock
     ) -> None:
         """`commits`: the last of each shard, which others write."""
         self._objects = objects
@@ -102,7 +102,7 @@ class CommitMarks:
         self._broker_id = broker_id
         self._ids = ids
         self._clock = clock
-        self._marked: tuple[PutControl, ...] = ()
+        self._marked: tuple[PutManifest, ...] = ()
         self._key: str | None = None
         self._next_s = clock.monotonic_s() + MARK_EVERY_S
 
@@ -118,7 +118,7 @@ class CommitMarks:
         newest = tuple(sorted(self._commits.values(), key=lambda one: one.version)[-COMMITS_MAX:])
         if newest == self._marked:
             return
-        named = [(partition_of_control(one.key.path), one.version) for one in newest]
+        named = [(partition_of_manifest(one.key.path), one.version) for one in newest]
         commits = tuple([MarkedCommit(*partition, version) for partition, version in named if partition is not None])
         mark = CommitMark(broker_id=self._broker_id(), at_ms=self._clock.now_ms(), commits=commits)
         key = f"{MARKS_PREFIX}{self._ids.next_ulid()}"
@@ -449,11 +449,11 @@ async def _seen_by(objects: ObjectStore, number: int) -> tuple[int, Sequence[str
 async def _unknown_commit(metadata: MetadataStore, mark: CommitMark, ids: IdSource) -> str | None:
     """A commit of the mark that the metadata certainly do not know."""
     named = [PartitionKeys(PartitionId(one.topic_id, one.partition)) for one in mark.commits]
-    records = await metadata.get_many([one.control for one in named])
+    records = await metadata.get_many([one.manifest for one in named])
     for one, commit, record in zip(named, mark.commits, records, strict=True):
         if record is not None and record.version >= commit.version:
             continue
-        found = await read_certainly(metadata, [one.control], name=ids.next_ulid())
+        found = await read_certainly(metadata, [one.manifest], name=ids.next_ulid())
         if (unknown := _unknown(found, commit.version)) is None:
             continue
         if found.records[0] is None:

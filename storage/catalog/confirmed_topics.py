@@ -1,7 +1,7 @@
 """Topics as they certainly are, for answers that a stale cache must not give: that something is stored, or that there is nothing (I10).
 
 The cache may name an incarnation that is gone. Two reads tell, and either is enough, so that no one shard of the metadata store holds up
-what lies on another: the control record of any partition, which is a tombstone before the topic's name is free (storage.catalog.topic),
+what lies on another: the manifest of any partition, which is a tombstone before the topic's name is free (storage.catalog.topic),
 and the record of the topic itself. The first is asked, on the shard that the caller depends on anyhow if the topic has a partition there;
 the second when the cache does not know the topic, when the first says no, or when it is late. Callers of one moment share a read.
 """
@@ -18,18 +18,18 @@ from runtime.turns import Turns
 from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
 from storage.catalog.topics import Topic, Topics
 from storage.errors import StorageError, Unavailable
-from storage.formats.control import LogState
 from storage.formats.levels import UNDECODABLE
+from storage.formats.manifest import LogState
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import MetadataStore
 from storage.vocabulary import PartitionId, TopicId
 
 _READ_KEYS_MAX: Final = 500
-"""Control records in one question to the store."""
+"""Manifests in one question to the store."""
 
 
 class _State(msgspec.Struct):
-    """What is asked of a control record; whatever its format, this field is in it."""
+    """What is asked of a manifest; whatever its format, this field is in it."""
 
     log_state: LogState
 
@@ -97,7 +97,7 @@ class ConfirmedTopics:
     async def _settle_doubtful(
         self, doubtful: list[str], asked: "list[_Round]", cached: Mapping[str, Topic], settled: dict[str, Topic | StorageError]
     ) -> None:
-        """By the topics' own records, or by the control records if those come first after all."""
+        """By the topics' own records, or by the manifests if those come first after all."""
         timeout_s = self._limits.confirmation_timeout_s
         outcome: dict[str, Topic] | StorageError = Unavailable(f"no answer: topics={len(doubtful)} after_s={timeout_s}")
 
@@ -164,7 +164,7 @@ class ConfirmedTopics:
 
 
 class _Round:
-    """One read of control records. `alive`: those that are there and no tombstones, when it is `done`; none if it failed."""
+    """One read of manifests. `alive`: those that are there and no tombstones, when it is `done`; none if it failed."""
 
     __slots__ = ("alive", "done", "partitions")
 
@@ -221,7 +221,7 @@ class _ShardReads:
             async with asyncio.timeout(self._limits.confirmation_timeout_s):
                 for begin in range(0, len(partitions), _READ_KEYS_MAX):
                     part = partitions[begin : begin + _READ_KEYS_MAX]
-                    records = await self._metadata.get_many([PartitionKeys(partition).control for partition in part])
+                    records = await self._metadata.get_many([PartitionKeys(partition).manifest for partition in part])
                     for partition, record in zip(part, records, strict=True):
                         if record is not None and _is_alive(record.value):
                             alive.add(partition)
@@ -234,7 +234,7 @@ class _ShardReads:
 
 
 async def _take(asked: Iterable[_Round], cached: Mapping[str, Topic], settled: dict[str, Topic | StorageError]) -> None:
-    """Settle the topics of which a control record was found alive."""
+    """Settle the topics of which a manifest was found alive."""
     alive = set()
     turns = Turns()
     for one in asked:
@@ -247,8 +247,8 @@ async def _take(asked: Iterable[_Round], cached: Mapping[str, Topic], settled: d
         await turns.spent()
 
 
-def _is_alive(control: bytes) -> bool:
+def _is_alive(manifest: bytes) -> bool:
     try:
-        return _state_decoder.decode(control).log_state is not LogState.DELETED
+        return _state_decoder.decode(manifest).log_state is not LogState.DELETED
     except UNDECODABLE:
         return False  # the topic's own record decides

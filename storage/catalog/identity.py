@@ -24,8 +24,8 @@ from runtime.version import forebay_version
 from storage.catalog.records import ATTEMPTS_MAX, decode, encode, given_up, pause, write_one
 from storage.catalog.topic import decode_topic
 from storage.errors import AlreadyExists, Corrupt, EndsEarly, IncompatibleFormat, NotFound, OutcomeUnknown
-from storage.formats.control import Control, Entry, decode_chunk, decode_control
 from storage.formats.levels import LEVEL_FIRST, LEVEL_MAX, UNDECODABLE, problem_with, problem_with_announced
+from storage.formats.manifest import Entry, Manifest, decode_chunk, decode_manifest
 from storage.formats.segment import segment_key
 from storage.formats.wal import decode_header, header_bytes, object_key
 from storage.limits import WAL_OBJECT_SLICES_MAX
@@ -276,7 +276,7 @@ async def look(metadata: MetadataStore, objects: ObjectStore) -> StoreContents:
             return StoreContents(cluster, None, named=named[0], objects=Objects.OURS)
     first_named, strange = next(iter(named), None), None
     async for key, partitions in _listed(objects):
-        known = await metadata.get_many([keys.PartitionKeys(partition).control for partition in partitions])
+        known = await metadata.get_many([keys.PartitionKeys(partition).manifest for partition in partitions])
         if any(record is not None for record in known):
             return StoreContents(cluster, None, named=first_named, objects=Objects.OURS)
         strange = strange or key
@@ -343,8 +343,8 @@ async def _named(metadata: MetadataStore) -> list[str]:
     """Up to NAMED_MAX objects that partitions name. Where none of them does, all are read: once in the life of a cluster."""
     found: list[str] = []
     has_carried = False
-    async for partition, control in _controls(metadata):
-        key = await _named_by(metadata, partition, control)
+    async for partition, manifest in _manifests(metadata):
+        key = await _named_by(metadata, partition, manifest)
         if key == MARKER_KEY:
             has_carried = True  # which says less than an object that may be there
         elif key is not None:
@@ -354,40 +354,40 @@ async def _named(metadata: MetadataStore) -> list[str]:
     return found or ([MARKER_KEY] if has_carried else [])
 
 
-async def _named_by(metadata: MetadataStore, partition: PartitionId, control: Control) -> str | None:
+async def _named_by(metadata: MetadataStore, partition: PartitionId, manifest: Manifest) -> str | None:
     """An object that a log names, as near to its end as can be seen at once; None if it names none, or none that near.
 
     An entry that carries its batches names the marker: releases that write such entries put it before anything else.
     """
     entries: Sequence[Entry] = ()
-    live_from = max(control.compaction_cursor, control.log_start)
-    if live_from < control.sequence_counter:
-        entries = control.pending
+    live_from = max(manifest.compaction_cursor, manifest.log_start)
+    if live_from < manifest.sequence_counter:
+        entries = manifest.pending
         if not entries:
             at = keys.PartitionKeys(partition)  # the ring was drained when nobody appended
-            record = await metadata.get_ceiling(at.index(control.sequence_counter - 1), within=at.index_prefix)
+            record = await metadata.get_ceiling(at.index(manifest.sequence_counter - 1), within=at.index_prefix)
             entries = () if record is None else decode_chunk(record.value, path=record.path).entries
     # The objects of entries that end below it may be gone.
     live = [entry for entry in entries if entry.last >= live_from]
     for entry in reversed(live):
         if not entry.is_inline:
             return object_key(entry.object_id)
-    newest = control.segment
-    if newest is not None and newest.last >= control.log_start:
+    newest = manifest.segment
+    if newest is not None and newest.last >= manifest.log_start:
         return segment_key(partition, newest.object_id)
     return MARKER_KEY if live else None
 
 
-async def _controls(metadata: MetadataStore) -> AsyncIterator[tuple[PartitionId, Control]]:
+async def _manifests(metadata: MetadataStore) -> AsyncIterator[tuple[PartitionId, Manifest]]:
     start, end = keys.topics()
     paths = iter(await metadata.list(start, end))
     while topics := [Key(path, start.partition_key) for path in islice(paths, _READ_KEYS_MAX)]:
         records = [decode_topic(record) for record in await metadata.get_many(topics) if record is not None]
         partitions = (topic.partition(number) for topic in records for number in range(topic.logs_max))
         while asked := list(islice(partitions, _READ_KEYS_MAX)):
-            for partition, record in zip(asked, await metadata.get_many([keys.PartitionKeys(one).control for one in asked]), strict=True):
+            for partition, record in zip(asked, await metadata.get_many([keys.PartitionKeys(one).manifest for one in asked]), strict=True):
                 if record is not None:
-                    yield partition, decode_control(record.value, path=record.path)
+                    yield partition, decode_manifest(record.value, path=record.path)
 
 
 async def _listed(objects: ObjectStore) -> AsyncIterator[tuple[str, list[PartitionId]]]:

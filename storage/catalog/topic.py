@@ -3,7 +3,7 @@
 llog/topics/{name}            the incarnation that has the name now: CREATING, ACTIVE or DELETING
 llog/topic-ids/{topic_id}     its name, from its activation on; after its deletion, that it is deleted and how many logs it had
 
-`TopicChanges` creates, grows, alters and deletes topics (docs/adr/0015-a-topic-id-lives-once.md). It creates the control records of a
+`TopicChanges` creates, grows, alters and deletes topics (docs/adr/0015-a-topic-id-lives-once.md). It creates the manifests of a
 topic's partitions with the topic, and turns them into tombstones with it.
 """
 
@@ -18,8 +18,8 @@ import msgspec
 from runtime.ids import Entropy
 from storage.catalog.records import ATTEMPTS_MAX, decode, encode, given_up, pause, write_each, write_one
 from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, StorageError, Unavailable
-from storage.formats.control import Control, LogState, decode_control
-from storage.formats.control import encode as encode_control
+from storage.formats.manifest import LogState, Manifest, decode_manifest
+from storage.formats.manifest import encode as encode_control
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import ABSENT, Applied, Delete, Key, MetadataStore, NotApplied, OpResult, Put, Record, Status, Unknown, WriteOp
@@ -153,14 +153,14 @@ def may_collide(name: str) -> bool:
     return "." in name or "_" in name
 
 
-async def create_controls(metadata: MetadataStore, topic_id: TopicId, count: int, *, entropy: Entropy, first: int = 0) -> None:
+async def create_manifests(metadata: MetadataStore, topic_id: TopicId, count: int, *, entropy: Entropy, first: int = 0) -> None:
     """Create the records of partitions `first` to `count` - 1. One that is there is left alone: it comes from an attempt that ended half
     way, from another broker that adds partitions too, or it is a tombstone, which the CAS of the topic's record will find out.
 
     Raises `Unavailable` or `OutcomeUnknown`. Cancelled: any of them may exist, or may yet.
     """
-    value = encode_control(Control())
-    missing = [_control(topic_id, partition) for partition in range(first, count)]
+    value = encode_control(Manifest())
+    missing = [_manifest(topic_id, partition) for partition in range(first, count)]
     unknown: Unknown | None = None
     reason = ""
     for attempt in range(ATTEMPTS_MAX):
@@ -175,16 +175,16 @@ async def create_controls(metadata: MetadataStore, topic_id: TopicId, count: int
             return
         missing = remaining
         await pause(attempt, entropy)
-    raise given_up(f"create the control records of topic id {topic_id}", unknown=unknown, reason=reason)
+    raise given_up(f"create the manifests of topic id {topic_id}", unknown=unknown, reason=reason)
 
 
-async def tombstone_controls(metadata: MetadataStore, topic_id: TopicId, count: int, *, entropy: Entropy) -> None:
-    """Set log_state DELETED in every control record, against writers that go on committing, and put a tombstone where there is none,
+async def tombstone_manifests(metadata: MetadataStore, topic_id: TopicId, count: int, *, entropy: Entropy) -> None:
+    """Set log_state DELETED in every manifest, against writers that go on committing, and put a tombstone where there is none,
     against a creation that is still on its way.
 
     Idempotent. Raises `Unavailable` or `OutcomeUnknown` when some record was not reached; call again to continue.
     """
-    waiting = [_control(topic_id, partition) for partition in range(count)]
+    waiting = [_manifest(topic_id, partition) for partition in range(count)]
     unknown: Unknown | None = None
     reason = ""
     for attempt in range(ATTEMPTS_MAX):
@@ -210,17 +210,17 @@ class TopicChanges:
     """Creates, grows, alters and deletes topics, without a cache: the order of writes and their conditions.
 
         create          topics/{name} := CREATING if absent, under an id that is proposed in this one request
-                        control records := OPEN if absent
+                        manifests := OPEN if absent
                         topics/{name} := ACTIVE by CAS, and topic-ids/{id} := name if absent
         add partitions  topics/{name}.partitions_planned := n by CAS
-                        control records := OPEN if absent
+                        manifests := OPEN if absent
                         topics/{name}.partition_count := n by CAS
         delete          topics/{name} := DELETING by CAS
-                        control records, also those that are absent := DELETED by CAS
+                        manifests, also those that are absent := DELETED by CAS
                         topic-ids/{id} := deleted, and topics/{name} removed by its version
 
     An id is alive while topics/{name} names it. Each id gets there by one request alone and becomes ACTIVE under the version that this
-    request made, so whatever arrives late finds another version, or another id, and changes nothing that anybody sees. No control record
+    request made, so whatever arrives late finds another version, or another id, and changes nothing that anybody sees. No manifest
     is put before topics/{name} says that it may be there, so whoever deletes knows where one may yet arrive, and puts a tombstone in its
     place.
 
@@ -242,7 +242,7 @@ class TopicChanges:
         except OutcomeUnknown as error:
             raise _not_done(action, error) from error  # the unknown is the end of another topic
         try:
-            await create_controls(self._metadata, reserved.topic_id, reserved.partition_count, entropy=self._entropy)
+            await create_manifests(self._metadata, reserved.topic_id, reserved.partition_count, entropy=self._entropy)
         except StorageError as error:
             await self._abandon(reserved, version)
             raise _not_done(action, error) from error  # nobody but this call could have activated it
@@ -274,7 +274,7 @@ class TopicChanges:
         try:
             if current.partitions_planned < count:
                 await self.replace(topic, planned, action)
-            await create_controls(self._metadata, topic.topic_id, count, entropy=self._entropy, first=before)
+            await create_manifests(self._metadata, topic.topic_id, count, entropy=self._entropy, first=before)
         except OutcomeUnknown as error:
             raise _not_done(action, error) from error  # logs may have been made, but a plan is no partition
         found = before
@@ -457,7 +457,7 @@ class TopicChanges:
 
     async def _finish(self, topic: Topic, version: int) -> None:
         """`version` is that of the record that says DELETING: nothing but its removal comes after it."""
-        await tombstone_controls(self._metadata, topic.topic_id, topic.logs_max, entropy=self._entropy)
+        await tombstone_manifests(self._metadata, topic.topic_id, topic.logs_max, entropy=self._entropy)
         deleted = TopicIdRecord(name=topic.name, deleted_logs=topic.logs_max)
         ops: list[WriteOp] = [Put(keys.topic_id(topic.topic_id), encode(deleted), None), Delete(keys.topic(topic.name), version)]
         unknown: Unknown | None = None
@@ -483,11 +483,11 @@ async def _tombstones(metadata: MetadataStore, waiting: list[Key]) -> list[Put]:
     for part in _chunks(waiting):
         for key, record in zip(part, await metadata.get_many(part), strict=True):
             if record is None:
-                puts.append(Put(key, encode_control(Control(log_state=LogState.DELETED)), ABSENT))
+                puts.append(Put(key, encode_control(Manifest(log_state=LogState.DELETED)), ABSENT))
                 continue
-            control = decode_control(record.value, path=key.path)
-            if control.log_state is not LogState.DELETED:
-                tombstone = msgspec.structs.replace(control, log_state=LogState.DELETED)
+            manifest = decode_manifest(record.value, path=key.path)
+            if manifest.log_state is not LogState.DELETED:
+                tombstone = msgspec.structs.replace(manifest, log_state=LogState.DELETED)
                 puts.append(Put(key, encode_control(tombstone), record.version))
     return puts
 
@@ -496,8 +496,8 @@ def _chunks(waiting: list[Key]) -> Iterable[list[Key]]:
     return (waiting[start : start + _READ_KEYS_MAX] for start in range(0, len(waiting), _READ_KEYS_MAX))
 
 
-def _control(topic_id: TopicId, partition: int) -> Key:
-    return PartitionKeys(PartitionId(topic_id, partition)).control
+def _manifest(topic_id: TopicId, partition: int) -> Key:
+    return PartitionKeys(PartitionId(topic_id, partition)).manifest
 
 
 def _not_done(action: str, cause: StorageError) -> Unavailable:

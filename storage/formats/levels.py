@@ -19,7 +19,7 @@ from storage.errors import Corrupt, IncompatibleFormat, StorageError
 
 _OF_LEVEL_1: Final = {
     "WAL object": 1,
-    "control record, index chunk, producer state": 1,
+    "manifest, index chunk, producer state": 1,
     "topic, its name by id": 1,
     "broker": 1,
     "cluster": 1,
@@ -28,10 +28,10 @@ _OF_LEVEL_1: Final = {
     "group, its topics, offset, coordinator": 1,
 }
 _OF_LEVEL_2: Final = _OF_LEVEL_1 | {
-    "control record, index chunk, producer state": 2,
+    "manifest, index chunk, producer state": 2,
     "segment, segment entry, compaction, compactor": 1,
 }
-_OF_LEVEL_3: Final = _OF_LEVEL_2 | {"control record, index chunk, producer state": 3}
+_OF_LEVEL_3: Final = _OF_LEVEL_2 | {"manifest, index chunk, producer state": 3}
 _OF_LEVEL_4: Final = _OF_LEVEL_3 | {"broker": 2}
 FORMATS: Final[Mapping[int, Mapping[str, int]]] = {1: _OF_LEVEL_1, 2: _OF_LEVEL_2, 3: _OF_LEVEL_3, 4: _OF_LEVEL_4}
 """By level, the highest number of each format that is written at it. The SQLite file has its own check: one release opens it at a time."""

@@ -16,9 +16,9 @@ import structlog
 
 from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
-from storage.formats.control import Control
+from storage.formats.manifest import Manifest
 from storage.limits import MIB
-from storage.log.fresh_reads import ControlReads
+from storage.log.fresh_reads import ManifestReads
 from storage.log.partition import PartitionLog, Partitions
 from storage.vocabulary import PartitionId
 
@@ -29,7 +29,7 @@ AGAIN_SHARE: Final = 3 / 4
 """The part of the bound from which on it is looked for what was compacted, and below which commits carry batches again."""
 LOOK_EVERY_S: Final = 10.0
 LOOKED_AT_MAX: Final = 500
-"""Partitions whose control records are read in one look: nothing else may ask for those that are idle."""
+"""Partitions whose manifests are read in one look: nothing else may ask for those that are idle."""
 PARTITIONS_MAX: Final = 100_000
 """Partitions with such bytes; as many count as the bound."""
 
@@ -37,7 +37,7 @@ _log: Final = structlog.get_logger()
 
 
 class _Of:
-    """`first` is the offset below which nothing of the partition is left in the metadata store; None until its control record is known."""
+    """`first` is the offset below which nothing of the partition is left in the metadata store; None until its manifest is known."""
 
     __slots__ = ("first", "size_bytes")
 
@@ -48,7 +48,7 @@ class _Of:
 
 class Carried:
     def __init__(
-        self, *, bytes_max: int, partitions: Partitions, control_reads: ControlReads, nursery: Nursery, telemetry: Telemetry
+        self, *, bytes_max: int, partitions: Partitions, manifest_reads: ManifestReads, nursery: Nursery, telemetry: Telemetry
     ) -> None:
         self.is_full = False
         self._is_looking = False
@@ -57,7 +57,7 @@ class Carried:
         self._of: OrderedDict[PartitionId, _Of] = OrderedDict()
         """The last are those that were looked at last."""
         self._partitions = partitions
-        self._control_reads = control_reads
+        self._manifest_reads = manifest_reads
         self._nursery = nursery
         telemetry.gauge(CARRIED_BYTES).set_function(lambda: self._size_bytes)
 
@@ -66,9 +66,9 @@ class Carried:
         of = self._of.get(log.partition)
         if of is None:
             of = self._of[log.partition] = _Of()
-        control = log.seen.control
-        if control is not None and of.first != _first_left(control):
-            self._take_off(of, control)
+        manifest = log.seen.manifest
+        if manifest is not None and of.first != _first_left(manifest):
+            self._take_off(of, manifest)
         of.size_bytes += size_bytes
         self._size_bytes += size_bytes
         if self._is_above(AGAIN_SHARE) and not self._is_looking and not self._nursery.is_left:
@@ -94,7 +94,7 @@ class Carried:
             await asyncio.sleep(LOOK_EVERY_S)
             looked_at = list(islice(self._of, LOOKED_AT_MAX))
             logs = [self._partitions.get(one) for one in looked_at]
-            failed = await self._control_reads.refresh_each(logs)
+            failed = await self._manifest_reads.refresh_each(logs)
             self._note(log for log in logs if log not in failed)
             for one in looked_at:
                 if one in self._of:
@@ -112,14 +112,14 @@ class Carried:
             if log.seen.is_gone:
                 self._size_bytes -= of.size_bytes
                 of.size_bytes = 0
-            elif log.seen.control is not None:
-                self._take_off(of, log.seen.control)
+            elif log.seen.manifest is not None:
+                self._take_off(of, log.seen.manifest)
             if not of.size_bytes:
                 del self._of[log.partition]
 
-    def _take_off(self, of: _Of, control: Control) -> None:
+    def _take_off(self, of: _Of, manifest: Manifest) -> None:
         """Take what has left the metadata store since the last time off the count."""
-        first, end = _first_left(control), control.sequence_counter
+        first, end = _first_left(manifest), manifest.sequence_counter
         if of.first is not None and of.first < first:
             left = int(of.size_bytes * max(0, end - first) / max(1, end - of.first))
             self._size_bytes -= of.size_bytes - left
@@ -127,5 +127,5 @@ class Carried:
         of.first = first
 
 
-def _first_left(control: Control) -> int:
-    return max(control.compaction_cursor, control.log_start)
+def _first_left(manifest: Manifest) -> int:
+    return max(manifest.compaction_cursor, manifest.log_start)

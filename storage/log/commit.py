@@ -27,7 +27,7 @@ from storage.errors import (
     StorageError,
     Unavailable,
 )
-from storage.formats.control import Control, IndexChunk, encode
+from storage.formats.manifest import IndexChunk, Manifest, encode
 from storage.limits import WRITE_REQUEST_OPS_MAX
 from storage.log.batch import Appended, AppendedBefore, Batch
 from storage.log.decide import (
@@ -44,7 +44,7 @@ from storage.log.decide import (
     fate_of,
     one_more,
 )
-from storage.log.fresh_reads import ControlReads
+from storage.log.fresh_reads import ManifestReads
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.page_store import PageStore
 from storage.log.partition import NEVER_S, BrokerEpoch, Commit, Lane, Losses, PartitionLog, Sources, TailCache
@@ -70,10 +70,10 @@ OP_OVERHEAD_BYTES: Final = 64
 class DeadWriters:
     """Finds the entries of `writers` whose brokers are gone: those may be dropped, no others (docs/design/commit.md#unknown-outcomes).
 
-    An epoch is the version of a registration record. One that was read in a control record and is not among those registered at a later
+    An epoch is the version of a registration record. One that was read in a manifest and is not among those registered at a later
     moment is gone: versions are never reused. The order matters:
 
-        scan begins … broker 10 registers, commits … control with {10: …} is read … scan ends without 10    must not count 10 as dead
+        scan begins … broker 10 registers, commits … manifest with {10: …} is read … scan ends without 10    must not count 10 as dead
 
     It looks in the background and at intervals, so that no commit waits for it. An epoch that was found dead stays so.
     """
@@ -91,9 +91,9 @@ class DeadWriters:
         self._is_looking = False
         self._looks = telemetry.counter(LOOKS)
 
-    def of(self, control: Control) -> Collection[int]:
+    def of(self, manifest: Manifest) -> Collection[int]:
         """The epochs in `writers` that are known to be gone; if there are too many of others, they are looked for."""
-        writers = control.writers
+        writers = manifest.writers
         if len(writers) <= self._writers_kept_max:
             return ()
         dead = [epoch for epoch in writers if epoch in self._dead]
@@ -139,7 +139,7 @@ def refusal(batch: Batch, verdict: Verdict, log: PartitionLog) -> StorageError:
 
 
 def put_chunk(keys: PartitionKeys, chunk: IndexChunk) -> Put:
-    """The put of `chunk` under its last offset, if absent. It travels before the CAS that takes its entries out of the control record, in
+    """The put of `chunk` under its last offset, if absent. It travels before the CAS that takes its entries out of the manifest, in
     the same request: a collector that does not find them in the record finds them here (model `F-collect-stale`).
     """
     return Put(keys.index(chunk.entries[-1].last), encode(chunk), ABSENT)
@@ -205,7 +205,7 @@ def note_larger(lane: Lane, now_s: float) -> None:
 
 
 def note_full(lane: Lane, now_s: float) -> None:
-    """A commit came to nothing because the control record would have been too large."""
+    """A commit came to nothing because the manifest would have been too large."""
     lane.full_s = now_s
 
 
@@ -275,13 +275,13 @@ class Purpose(Enum):
 
 
 class Send(NamedTuple):
-    """One attempt: its ops stay together in one request; `control_at` is the place of the CAS among them."""
+    """One attempt: its ops stay together in one request; `manifest_at` is the place of the CAS among them."""
 
     commit: Commit
     purpose: Purpose
     decision: Decision
     ops: tuple[WriteOp, ...]
-    control_at: int
+    manifest_at: int
     expected_version: int
     size_bytes: int
 
@@ -292,7 +292,7 @@ class CommitStep(Enum):
     FINISHED = auto()
     """It has its outcome."""
     READ = auto()
-    """Decide again on a control record, and pages, that are read now."""
+    """Decide again on a manifest, and pages, that are read now."""
     DECIDE = auto()
     """Nothing keeps it from another attempt."""
     UPLOAD_AGAIN = auto()
@@ -303,7 +303,7 @@ class Committer:
         self,
         *,
         metadata: MetadataStore,
-        control_reads: ControlReads,
+        manifest_reads: ManifestReads,
         tail: TailCache,
         epoch: BrokerEpoch,
         upload_again: Callable[[Commit, str], Awaitable[None]],
@@ -318,7 +318,7 @@ class Committer:
         self._limits = limits
         self._strangers_wait_s = limits.strangers_wait_s
         self._metadata = metadata
-        self._control_reads = control_reads
+        self._manifest_reads = manifest_reads
         self._tail = tail
         self._epoch = epoch
         self._upload_again = upload_again
@@ -399,7 +399,7 @@ class Committer:
                 await asyncio.sleep(pause_s * (0.5 + self._chance.random() / 2))
             opened: list[Commit] = []
             try:
-                await self._control_reads.refresh([commit.log for commit in commits])
+                await self._manifest_reads.refresh([commit.log for commit in commits])
                 await self._pages.load([commit for commit in commits if not commit.is_given_up])
                 await self._unknown_producers.look(commits, wait_s=self._strangers_wait_s)
             except StorageError as error:
@@ -447,7 +447,7 @@ class Committer:
             first = 0
             for send in request:
                 send.commit.is_sent = False
-                if self._hear(send, outcome, first + send.control_at, asked_s) is CommitStep.FINISHED:
+                if self._hear(send, outcome, first + send.manifest_at, asked_s) is CommitStep.FINISHED:
                     _add(opened, release(send.commit))
                 else:
                     again.append(send.commit)
@@ -455,7 +455,7 @@ class Committer:
         return opened, again
 
     def _prepare(self, commit: Commit, *, is_fresh: bool) -> Send | CommitStep:
-        """What this attempt sends, or what became of the commit without sending. Synchronous: control cannot change meanwhile."""
+        """What this attempt sends, or what became of the commit without sending. Synchronous: manifest cannot change meanwhile."""
         log = commit.log
         seen = log.seen
         if commit.unknown is None:
@@ -467,9 +467,9 @@ class Committer:
                 self._lose(commit, broken, after_lost())
                 return CommitStep.FINISHED
         # A hint saves a CAS that could only fail; what is not hinted is found out by the CAS (I10).
-        if not is_fresh and (seen.control is None or seen.is_hinted):
+        if not is_fresh and (seen.manifest is None or seen.is_hinted):
             return CommitStep.READ
-        if seen.control is None:
+        if seen.manifest is None:
             if seen.is_behind:
                 commit.cause = f"metadata answered from the past: known_version={seen.version}"
                 return CommitStep.READ
@@ -480,16 +480,16 @@ class Committer:
             self._lose(commit, gone, after_lost())
             return CommitStep.FINISHED
         if commit.unknown is not None:
-            step = self._settle(commit, commit.unknown, seen.control)
+            step = self._settle(commit, commit.unknown, seen.manifest)
             if step is not CommitStep.DECIDE:
                 return step
-        return self._decide(commit, seen.control, is_fresh=is_fresh)
+        return self._decide(commit, seen.manifest, is_fresh=is_fresh)
 
-    def _settle(self, commit: Commit, unknown: UnknownAttempts, control: Control) -> Send | CommitStep:
+    def _settle(self, commit: Commit, unknown: UnknownAttempts, manifest: Manifest) -> Send | CommitStep:
         """What a read says of attempts without an answer: the table of storage/log/decide.py."""
         log = commit.log
         fate = fate_of(
-            control,
+            manifest,
             log.seen.version,
             epoch=commit.epoch,
             commit_seq=commit.commit_seq,
@@ -511,23 +511,23 @@ class Committer:
                 # What it becomes may not change behind the answer of its clients:
                 #     attempt at version 7 … no answer … given up: REQUEST_TIMED_OUT … who looks finds nothing … the attempt lands
                 # A put at version 7 decides it: whichever of the two comes second finds version 8.
-                return self._put_again(commit, Purpose.BURIAL, _NOTHING, control) if commit.is_given_up else CommitStep.DECIDE
+                return self._put_again(commit, Purpose.BURIAL, _NOTHING, manifest) if commit.is_given_up else CommitStep.DECIDE
 
-    def _decide(self, commit: Commit, control: Control, *, is_fresh: bool) -> Send | CommitStep:
+    def _decide(self, commit: Commit, manifest: Manifest, *, is_fresh: bool) -> Send | CommitStep:
         log = commit.log
         version, producers = log.seen.version, log.producers
-        if control.pages and self._pages.missing(commit):
+        if manifest.pages and self._pages.missing(commit):
             return CommitStep.READ
-        if control.revoked_floor and not commit.is_inline and commit.object_id <= control.revoked_floor:
+        if manifest.revoked_floor and not commit.is_inline and commit.object_id <= manifest.revoked_floor:
             return CommitStep.UPLOAD_AGAIN
-        if len(commit.batches) > 1 and (count := fitting(control, commit.batches, self._limits)) < len(commit.batches):
+        if len(commit.batches) > 1 and (count := fitting(manifest, commit.batches, self._limits)) < len(commit.batches):
             carry(commit, count)  # not of one that may have been applied: the version is the one at which it fitted
         commit.begin(self._epoch)
-        dead = self._dead_writers.of(control)
+        dead = self._dead_writers.of(manifest)
         strangers = producers.strangers
         begin_at = strangers.begin_at(self._clock.monotonic_s(), wait_s=self._strangers_wait_s) if strangers.refused else NOBODY
         decision = decide(
-            control,
+            manifest,
             commit.batches,
             object_id=commit.object_id,
             is_inline=commit.is_inline,
@@ -536,7 +536,7 @@ class Committer:
             limits=self._limits,
             pages=commit.pages,
             lost=producers.lost and producers.lost_since(self._clock.monotonic_s() - self._strangers_wait_s),
-            begin_at={**begin_at, **proved_for(commit, control)} if commit.begin_at else begin_at,
+            begin_at={**begin_at, **proved_for(commit, manifest)} if commit.begin_at else begin_at,
             dead_writers=dead and [epoch for epoch in dead if epoch != commit.epoch],
             version=version,
             expiration_ms=self._producer_expiration_ms,
@@ -545,30 +545,30 @@ class Committer:
         if decision.has_unknown and commit.begin_at is None and commit.unknown is None:
             commit.unknown_producers = _unknown_producers(commit, decision)
             return CommitStep.READ
-        if decision.control is None:
+        if decision.manifest is None:
             if decision.has_refusal and not is_fresh:
                 return CommitStep.READ  # a negative answer is never given from a record that may be old
             # Time alone may turn what an attempt would append into a refusal, a producer expires: then it must not land behind the answer.
             #     attempt 1 at version 7 … no answer … its producer expires, attempt 2 refuses … attempt 1 lands: appended and refused
             # As a burial does, a proof at version 7 decides it before the answer is given.
             if commit.unknown is not None or any(verdict.outcome is Outcome.OUT_OF_ORDER_SEQUENCE for verdict in decision.verdicts):
-                return self._put_again(commit, Purpose.PROOF, decision, control)
+                return self._put_again(commit, Purpose.PROOF, decision, manifest)
             self._answer(commit, decision.verdicts)
             return CommitStep.FINISHED
-        value = encode(decision.control)
-        if len(value) > self._limits.control_bytes_max:
-            return self._make_smaller(commit, len(value), self._limits.control_bytes_max)
-        cas = Put(log.keys.control, value, version)
+        value = encode(decision.manifest)
+        if len(value) > self._limits.manifest_bytes_max:
+            return self._make_smaller(commit, len(value), self._limits.manifest_bytes_max)
+        cas = Put(log.keys.manifest, value, version)
         if decision.chunk is None and not decision.pages and not producers.page_garbage:
             return Send(commit, Purpose.COMMIT, decision, (cas,), 0, version, _size_bytes(cas))
         ops: list[WriteOp] = [Put(log.keys.producer_page(new.name), encode(new.page), ABSENT) for new in decision.pages]
         if decision.chunk is not None:
             ops.append(put_chunk(log.keys, decision.chunk))
         ops.append(cas)
-        control_at = len(ops) - 1
+        manifest_at = len(ops) - 1
         if producers.page_garbage:
             ops += [Delete(log.keys.producer_page(name)) for name in producers.page_garbage]
-        send = Send(commit, Purpose.COMMIT, decision, tuple(ops), control_at, version, sum(map(_size_bytes, ops)))
+        send = Send(commit, Purpose.COMMIT, decision, tuple(ops), manifest_at, version, sum(map(_size_bytes, ops)))
         if decision.pages and send.size_bytes > self._limits.write_request_bytes_max:
             return self._make_smaller(commit, send.size_bytes, self._limits.write_request_bytes_max)
         if producers.page_garbage:
@@ -576,7 +576,7 @@ class Committer:
         return send
 
     def _make_smaller(self, commit: Commit, size_bytes: int, bytes_max: int) -> CommitStep:
-        """The control record, or the request, would be too large: drain the ring of pending entries, else take fewer batches."""
+        """The manifest, or the request, would be too large: drain the ring of pending entries, else take fewer batches."""
         if not commit.must_drain:
             commit.must_drain = True
         elif commit.unknown is not None:
@@ -586,13 +586,13 @@ class Committer:
         else:
             note_full(commit.log.lane, self._clock.monotonic_s())
             facts = f"partition={commit.log.partition} bytes={size_bytes} max={bytes_max}"
-            self._lose(commit, Unavailable(f"control record is full: {facts}"), after_lost())
+            self._lose(commit, Unavailable(f"manifest is full: {facts}"), after_lost())
             return CommitStep.FINISHED
         return CommitStep.READ
 
-    def _put_again(self, commit: Commit, purpose: Purpose, decision: Decision, control: Control) -> Send:
+    def _put_again(self, commit: Commit, purpose: Purpose, decision: Decision, manifest: Manifest) -> Send:
         version = commit.log.seen.version
-        put = Put(commit.log.keys.control, encode(control), version)
+        put = Put(commit.log.keys.manifest, encode(manifest), version)
         return Send(commit, purpose, decision, (put,), 0, version, _size_bytes(put))
 
     async def _write_all(self, requests: Sequence[Sequence[WriteOp]]) -> list[WriteOutcome]:
@@ -612,7 +612,7 @@ class Committer:
         except TimeoutError:
             return Unknown(f"no answer after {timeout_s} s")
 
-    def _hear(self, send: Send, outcome: WriteOutcome, control_at: int, asked_s: float) -> CommitStep:
+    def _hear(self, send: Send, outcome: WriteOutcome, manifest_at: int, asked_s: float) -> CommitStep:
         """Take in what became of an attempt that was sent after `asked_s`.
 
         Meanwhile a reader may have seen what was written, or newer records still, so what is known never goes back:
@@ -622,7 +622,7 @@ class Committer:
         commit = send.commit
         match outcome:
             case Applied(results):
-                result = results[control_at]
+                result = results[manifest_at]
                 if result.status is Status.OK:
                     assert result.version is not None, "a successful put has a version"
                     if send.purpose is Purpose.COMMIT:
@@ -661,24 +661,24 @@ class Committer:
             ],
         )
         if version is not None and version > seen.version:
-            assert decision.control is not None
-            if seen.control is not None and seen.control.pages != decision.control.pages:
-                self._replace_pages(log, seen.control, decision, version)
-            log.advance(decision.control, version, asked_s)
+            assert decision.manifest is not None
+            if seen.manifest is not None and seen.manifest.pages != decision.manifest.pages:
+                self._replace_pages(log, seen.manifest, decision, version)
+            log.advance(decision.manifest, version, asked_s)
         self._answer(commit, decision.verdicts)
 
-    def _replace_pages(self, log: PartitionLog, before: Control, decision: Decision, version: int) -> None:
-        assert decision.control is not None
+    def _replace_pages(self, log: PartitionLog, before: Manifest, decision: Decision, version: int) -> None:
+        assert decision.manifest is not None
         self._pages.note_written(log, decision.pages)
-        named = {ref.name for ref in decision.control.pages}
+        named = {ref.name for ref in decision.manifest.pages}
         log.producers.discard_pages(ref.name for ref in before.pages if ref.name not in named)
         if self._pages.is_sweep_due(log):
-            self._nursery.spawn(self._pages.sweep(log, decision.control, version), name="sweep-pages")
+            self._nursery.spawn(self._pages.sweep(log, decision.manifest, version), name="sweep-pages")
 
     def _answer(self, commit: Commit, verdicts: Sequence[Verdict]) -> None:
         log = commit.log
-        control, strangers, traffic = log.seen.control, log.producers.strangers, log.traffic
-        log_start = control.log_start if control is not None else 0
+        manifest, strangers, traffic = log.seen.manifest, log.producers.strangers, log.traffic
+        log_start = manifest.log_start if manifest is not None else 0
         for batch, verdict in zip(commit.batches, verdicts, strict=True):
             outcome = verdict.outcome
             if outcome is Outcome.APPENDED:
@@ -698,9 +698,9 @@ class Committer:
     async def _reupload(self, commit: Commit) -> None:
         """The object is at or below the floor of revoked ids: its bytes get a new, higher name before they may be committed."""
         CAUSE.set("recommit")
-        control = commit.log.seen.control
+        manifest = commit.log.seen.manifest
         try:
-            await self._upload_again(commit, control.revoked_floor if control is not None else "")
+            await self._upload_again(commit, manifest.revoked_floor if manifest is not None else "")
         except StorageError as error:
             self._lose(commit, error, error)
             if (following := release(commit)) is not None:

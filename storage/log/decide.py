@@ -1,6 +1,6 @@
-"""The decision of a commit, pure: what becomes of each batch and of the control record (docs/design/commit.md, I7).
+"""The decision of a commit, pure: what becomes of each batch and of the manifest (docs/design/commit.md, I7).
 
-`decide` refuses or deduplicates batches. It computes everything again on every attempt, from the control record that the attempt's CAS
+`decide` refuses or deduplicates batches. It computes everything again on every attempt, from the manifest that the attempt's CAS
 names. Rules for producers with sequences are Kafka's (KIP-98 and the idempotent producer of 1.0: the last five batches are remembered).
 `drained` empties the ring of pending entries, and `fate_of` says what became of a commit whose last attempt had no answer.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from storage.formats.control import Control, Entry, IndexChunk, LogState, ProducerBatch, ProducerState, WriterEntry, inline_bytes
+from storage.formats.manifest import Entry, IndexChunk, LogState, Manifest, ProducerBatch, ProducerState, WriterEntry, inline_bytes
 from storage.limits import PRODUCER_BATCHES_KEPT, SEQUENCE_MAX
 from storage.log.limits import LogLimits
 from storage.log.producer_pages import NO_PAGES, NewPage, Pages, find, has_no_room, has_room, is_expired, make_room, page_name
@@ -28,8 +28,8 @@ NONE_LOST: Mapping[int, int] = MappingProxyType({})
 NOBODY: Mapping[int, PermittedStart] = MappingProxyType({})
 
 
-def drained(control: Control) -> IndexChunk:
-    """All that `control` has pending, which must be something, as ONE index chunk (docs/design/commit.md, I3).
+def drained(manifest: Manifest) -> IndexChunk:
+    """All that `manifest` has pending, which must be something, as ONE index chunk (docs/design/commit.md, I3).
 
     The chunk may be put whatever becomes of the CAS beside it.
 
@@ -40,8 +40,8 @@ def drained(control: Control) -> IndexChunk:
         ring a b c … an idle drain reads it … a commit adds d … the CAS of the drain fails, its chunk lands: index/c has a b c
                    … a commit drains a b c d: index/d has a b c d     an offset of b: index/c     an offset of d: index/d
     """
-    assert control.pending, "an empty ring leaves no chunk"
-    return IndexChunk(entries=control.pending)
+    assert manifest.pending, "an empty ring leaves no chunk"
+    return IndexChunk(entries=manifest.pending)
 
 
 class CandidateBatch(Protocol):
@@ -87,7 +87,7 @@ class Verdict(NamedTuple):
 
 
 class Writer(NamedTuple):
-    """The committer: names the attempt in `control.writers`, which makes a lost reply decidable."""
+    """The committer: names the attempt in `manifest.writers`, which makes a lost reply decidable."""
 
     epoch: int
     commit_seq: int
@@ -96,12 +96,12 @@ class Writer(NamedTuple):
 
 class Decision(NamedTuple):
     verdicts: tuple[Verdict, ...]
-    control: Control | None
+    manifest: Manifest | None
     """The record to put by CAS; None when nothing was appended."""
     chunk: IndexChunk | None
     """Entries that were pending before, to travel with the CAS (never the entry that this CAS creates)."""
     pages: tuple[NewPage, ...] = ()
-    """Pages of producer states that `control` names, to travel with the CAS."""
+    """Pages of producer states that `manifest` names, to travel with the CAS."""
     has_unknown: bool = False
     """A batch is refused with NO_PREDECESSOR."""
 
@@ -111,7 +111,7 @@ class Decision(NamedTuple):
 
 
 def decide(
-    control: Control,
+    manifest: Manifest,
     claims: Sequence[CandidateBatch],
     *,
     object_id: ObjectId,
@@ -136,13 +136,13 @@ def decide(
     would take the place of what is sent again.
     `begin_at`: the epoch and highest sequence by producer with which it may begin though nobody knows it, because nothing of it can be on
     its way before that (docs/adr/0028-unknown-producers-begin-when-proved.md). In Kafka every producer may begin with any.
-    `dead_writers`: broker epochs whose registration was seen gone after `control` was read; only they may be dropped from `writers`.
+    `dead_writers`: broker epochs whose registration was seen gone after `manifest` was read; only they may be dropped from `writers`.
     `must_drain`: send the pending entries as a chunk though the ring is not full.
     """
-    if control.log_state is not LogState.OPEN:
-        refusal = Verdict(Outcome.FENCED if control.log_state is LogState.FENCED else Outcome.DELETED, -1)
+    if manifest.log_state is not LogState.OPEN:
+        refusal = Verdict(Outcome.FENCED if manifest.log_state is LogState.FENCED else Outcome.DELETED, -1)
         return Decision((refusal,) * len(claims), None, None)
-    next_offset = base = control.sequence_counter
+    next_offset = base = manifest.sequence_counter
     producers: dict[int, ProducerState] | None = None
     expired_before_ms = now_ms - expiration_ms
     verdicts: list[Verdict] = []
@@ -152,16 +152,16 @@ def decide(
     appended_bytes = 0
     has_unknown = False
     max_timestamp = -1
-    log_max_timestamp, log_max_offset = control.max_timestamp, control.max_timestamp_offset
+    log_max_timestamp, log_max_offset = manifest.max_timestamp, manifest.max_timestamp_offset
     for claim in claims:
         producer_id = claim.producer_id
         if producer_id != NO_PRODUCER:
             if producers is None:
-                producers = dict(control.producers)
-            known = producers.get(producer_id) or find(control, pages, producer_id)
+                producers = dict(manifest.producers)
+            known = producers.get(producer_id) or find(manifest, pages, producer_id)
             if known is not None and is_expired(known, before_ms=expired_before_ms) and not _goes_on(known, claim):
                 known = None
-            if known is None and control.pages and has_no_room(control.pages, now_ms=now_ms):
+            if known is None and manifest.pages and has_no_room(manifest.pages, now_ms=now_ms):
                 verdicts.append(Verdict(Outcome.NO_ROOM, -1))
                 continue
             refused = _judge(known, claim, lost.get(producer_id), begin_at.get(producer_id))
@@ -192,7 +192,7 @@ def decide(
     if next_offset == base:
         return Decision(tuple(verdicts), None, None, has_unknown=has_unknown)
 
-    hot, refs, written = control.producers, control.pages, tuple[NewPage, ...]()
+    hot, refs, written = manifest.producers, manifest.pages, tuple[NewPage, ...]()
     forgotten_before_ms = now_ms - FORGOTTEN_AFTER * expiration_ms
     if producers is not None and not refs and has_room(producers, expired_before_ms=forgotten_before_ms, limits=limits):
         hot = producers
@@ -208,26 +208,28 @@ def decide(
             name=page_name(version=version, epoch=writer.epoch, commit_seq=writer.commit_seq, attempt=writer.attempt),
         )
     writers = (
-        {epoch: entry for epoch, entry in control.writers.items() if epoch not in dead_writers} if dead_writers else control.writers.copy()
+        {epoch: entry for epoch, entry in manifest.writers.items() if epoch not in dead_writers}
+        if dead_writers
+        else manifest.writers.copy()
     )
     writers[writer.epoch] = WriterEntry(writer.commit_seq, writer.attempt)
     batches = b"".join(carried) if is_inline else tuple(spans)
     entry = Entry(base, next_offset - 1, object_id, batches, max_timestamp, log_max_timestamp)
-    is_full = len(control.pending) >= limits.pending_entries_max or (
-        is_inline and inline_bytes(control.pending) + appended_bytes > limits.inline_pending_bytes_max
+    is_full = len(manifest.pending) >= limits.pending_entries_max or (
+        is_inline and inline_bytes(manifest.pending) + appended_bytes > limits.inline_pending_bytes_max
     )
-    chunk = drained(control) if control.pending and (is_full or must_drain) else None
+    chunk = drained(manifest) if manifest.pending and (is_full or must_drain) else None
     return Decision(
         tuple(verdicts),
         msgspec.structs.replace(
-            control,
+            manifest,
             sequence_counter=next_offset,
-            pending=(entry,) if chunk else (*control.pending, entry),
+            pending=(entry,) if chunk else (*manifest.pending, entry),
             writers=writers,
             producers=hot,
             pages=refs,
-            bytes_total=control.bytes_total + appended_bytes,
-            last_append_ms=max(control.last_append_ms, now_ms),
+            bytes_total=manifest.bytes_total + appended_bytes,
+            last_append_ms=max(manifest.last_append_ms, now_ms),
             max_timestamp=log_max_timestamp,
             max_timestamp_offset=log_max_offset,
         ),
@@ -317,8 +319,8 @@ class Fate(Enum):
     NEVER_KNOWN = auto()
 
 
-def fate_of(control: Control, version: int, *, epoch: int, commit_seq: int, sent_version: int, may_be_dropped: bool) -> Found | Fate:
-    """The fate of attempts without an answer, from the control record as read since.
+def fate_of(manifest: Manifest, version: int, *, epoch: int, commit_seq: int, sent_version: int, may_be_dropped: bool) -> Found | Fate:
+    """The fate of attempts without an answer, from the manifest as read since.
 
     `sent_version` is what the attempt expected. `may_be_dropped`: an entry of `epoch` may have been removed from `writers`.
     docs/design/commit.md#unknown-outcomes says why this is all that can be known.
@@ -343,7 +345,7 @@ def fate_of(control: Control, version: int, *, epoch: int, commit_seq: int, sent
     It was never there only if our registration certainly exists, and no commit of this lane was applied under our epoch before: that one
     left an entry, so whoever finds none knows that somebody drops ours.
     """
-    entry = control.writers.get(epoch)
+    entry = manifest.writers.get(epoch)
     if entry is not None and entry.commit_seq == commit_seq:
         return Found(entry.attempt)
     if version == sent_version:

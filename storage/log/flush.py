@@ -1,6 +1,6 @@
 """When a flush is due, and which batches travel in their commit instead, pure (docs/design/commit.md).
 
-An open flush is due on bytes, partitions, quiet or time; time is a leading-edge limit (#the-parts). A commit writes the control record
+An open flush is due on bytes, partitions, quiet or time; time is a leading-edge limit (#the-parts). A commit writes the manifest
 anyway: a small slice costs it a few bytes more, and its producer no PUT and no wait for the flush (#inline-entries). A budget of commits
 bounds what that costs the metadata store. A batch stays behind what was gathered of its partition before: it never overtakes.
 """
@@ -46,7 +46,7 @@ BURST_S: Final = 0.25
 CONFLICTS_MAX: Final = 0.5
 """The share of conflicts, among the last commits of a partition, above which its batches are gathered."""
 FULL_S: Final = 10.0
-"""How long the batches of a partition are gathered after its control record had no room: for an object it needs less."""
+"""How long the batches of a partition are gathered after its manifest had no room: for an object it needs less."""
 
 
 class Trigger(StrEnum):
@@ -176,7 +176,7 @@ class Gathers(StrEnum):
     QUEUED = "queued"
     """Others of its partition are gathered already."""
     FULL = "full"
-    """The next commit of its partition has as much as it may carry, or the control record had no room."""
+    """The next commit of its partition has as much as it may carry, or the manifest had no room."""
     CONFLICTS = "conflicts"
     """Another broker commits to the partition at the same time."""
     BUDGET = "budget"

@@ -1,4 +1,4 @@
-"""Fresh reads of control records, shared: a caller gets one that was issued after it asked, and callers of one moment share one.
+"""Fresh reads of manifests, shared: a caller gets one that was issued after it asked, and callers of one moment share one.
 
 Promise 5 rests on this: "at least as new as every ack given by any broker" needs a read issued after the question arrived. Each shard of
 the metadata store is read by itself, one read at a time: a silent one holds up only those that ask for its partitions. `Proofs` is for
@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from runtime.supervision import Nursery
 from runtime.turns import ITEMS_DEFAULT, Turns
 from storage.errors import Corrupt, IncompatibleFormat, NotFound, StorageError, Unavailable
-from storage.formats.control import LogState, decode_control, encode
+from storage.formats.manifest import LogState, decode_manifest, encode
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog, Partitions
 from storage.metadata.port import Applied, Key, MetadataStore, Put, Record, Status
@@ -24,13 +24,13 @@ ATTEMPTS_MAX: Final = 4
 PAUSE_S: Final = 0.02
 READ_KEYS_MAX: Final = 1_000
 DECODED_AT_ONCE: Final = 100
-"""Control records between two turns of other tasks: a record is as long as its partition has writers and producers."""
+"""Manifests between two turns of other tasks: a record is as long as its partition has writers and producers."""
 DOUBT_EVERY_S: Final = 1.0
 """A shard is asked no more often whether it went back: each time costs a session and a put."""
 
 
 class Proofs:
-    """Proves that a control record is the newest, before an answer that no retry heals.
+    """Proves that a manifest is the newest, before an answer that no retry heals.
 
     docs/design/reading.md#reads-from-a-deposed-leader says why.
 
@@ -61,7 +61,7 @@ class Proofs:
         self._places: dict[int, asyncio.Semaphore] = {}
 
     def ask(self, log: PartitionLog) -> asyncio.Future[None]:
-        """What is done when `log.seen.control` was the newest record at some moment from now on (or there is none), or fails with
+        """What is done when `log.seen.manifest` was the newest record at some moment from now on (or there is none), or fails with
         `Unavailable`. It is shared: never cancel it.
         """
         asked = self._next.get(log)
@@ -106,16 +106,16 @@ class Proofs:
     async def _prove(self, log: PartitionLog) -> None:
         for attempt in range(ATTEMPTS_MAX):
             await self._refresh([log])
-            control, version = log.seen.control, log.seen.version
-            if control is None or control.log_state is LogState.DELETED or log.seen.broken is not None:
+            manifest, version = log.seen.manifest, log.seen.version
+            if manifest is None or manifest.log_state is LogState.DELETED or log.seen.broken is not None:
                 return
             asked_s = asyncio.get_running_loop().time()
-            outcome = await self._metadata.write([Put(log.keys.control, encode(control), version)])
+            outcome = await self._metadata.write([Put(log.keys.manifest, encode(manifest), version)])
             if isinstance(outcome, Applied) and outcome.results[0].status is Status.OK:
                 log.note_put_again(version, outcome.results[0].version, asked_s)
                 return
             await asyncio.sleep(PAUSE_S * 2**attempt)
-        raise Unavailable(f"the newest control record was not found: partition={log.partition} attempts={ATTEMPTS_MAX}")
+        raise Unavailable(f"the newest manifest was not found: partition={log.partition} attempts={ATTEMPTS_MAX}")
 
 
 def _refuse(asked: asyncio.Future[None], error: StorageError) -> None:
@@ -156,7 +156,7 @@ Doubt = Callable[[Key, int], Awaitable[None]]
 """Told of a record that was read older than the version that is known: `VersionWatch.doubt`."""
 
 
-class ControlReads:
+class ManifestReads:
     """Brings `PartitionLog.seen` up to date."""
 
     def __init__(
@@ -169,7 +169,7 @@ class ControlReads:
         limits: LogLimits = DEFAULT_LIMITS,
     ) -> None:
         self._limits = limits
-        self._read_timeout_s = limits.control_read_timeout_s
+        self._read_timeout_s = limits.manifest_read_timeout_s
         self._silent_after_s = limits.silent_after_s
         self._doubt = doubt
         self._doubted: set[int] = set()
@@ -181,11 +181,11 @@ class ControlReads:
         self._proofs = Proofs(metadata=metadata, refresh=self.refresh, nursery=nursery, limits=limits)
 
     def prove(self, log: PartitionLog) -> asyncio.Future[None]:
-        """As `ask`, and `log.seen.control` certainly was the newest record at some moment from now on: costs a write."""
+        """As `ask`, and `log.seen.manifest` certainly was the newest record at some moment from now on: costs a write."""
         return self._proofs.ask(log)
 
     def ask(self, log: PartitionLog) -> asyncio.Future[None]:
-        """A task that ends when `log.seen.control` is at least as new as now, or fails with `Unavailable`. It is shared: never cancel it.
+        """A task that ends when `log.seen.manifest` is at least as new as now, or fails with `Unavailable`. It is shared: never cancel it.
 
         `log.seen.broken` reports a record that is there but unreadable.
         """
@@ -196,7 +196,7 @@ class ControlReads:
         return self._is_silent(self._shard_of(log))
 
     async def refresh(self, logs: Iterable[PartitionLog]) -> None:
-        """Return when every log's `control` is at least as new as at the moment of the call. Raises `Unavailable` if one is not."""
+        """Return when every log's `manifest` is at least as new as at the moment of the call. Raises `Unavailable` if one is not."""
         failed = await self.refresh_each(logs)
         for error in failed.values():
             raise error
@@ -270,7 +270,7 @@ class ControlReads:
             shard.next = asyncio.get_running_loop().create_future()
             if shard.began_s is None:
                 shard.began_s = asyncio.get_running_loop().time()
-                self._nursery.spawn(self._read_wanted(shard), name="control-reads")
+                self._nursery.spawn(self._read_wanted(shard), name="manifest-reads")
         return shard.next
 
     async def _read_wanted(self, shard: _Shard) -> None:
@@ -303,7 +303,7 @@ class ControlReads:
         shard = self._metadata.shard_of(log.keys.partition_key)
         if self._doubt is not None and shard not in self._doubted:
             self._doubted.add(shard)
-            self._nursery.spawn(self._ask_shard(self._doubt, shard, log.keys.control, log.seen.version), name="metadata-doubted")
+            self._nursery.spawn(self._ask_shard(self._doubt, shard, log.keys.manifest, log.seen.version), name="metadata-doubted")
 
     async def _ask_shard(self, doubt: Doubt, shard: int, key: Key, known: int) -> None:
         try:
@@ -322,7 +322,7 @@ class ControlReads:
             asked_s = asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout(self._read_timeout_s):
-                    records = await self._metadata.get_many([log.keys.control for log in part])
+                    records = await self._metadata.get_many([log.keys.manifest for log in part])
             except TimeoutError:
                 raise Unavailable(f"metadata did not answer: op=get_many keys={len(part)} after_s={self._read_timeout_s}") from None
             news: list[tuple[PartitionLog, Record]] = []
@@ -340,7 +340,7 @@ class ControlReads:
                 # Hints are explained when the record is taken over: until then a reader has to ask, or would be served what was deleted.
                 if log.seen.is_news(record.version):
                     try:
-                        log.observe(decode_control(record.value, path=record.path), record.version, asked_s)
+                        log.observe(decode_manifest(record.value, path=record.path), record.version, asked_s)
                     except (Corrupt, IncompatibleFormat) as error:
                         log.seen.observe_broken(error)  # the other partitions of this read are not concerned
                 if number % DECODED_AT_ONCE == 0:
@@ -348,7 +348,7 @@ class ControlReads:
 
 
 def failure_of(read: asyncio.Future[None], log: PartitionLog) -> StorageError | None:
-    """Why a read that `ControlReads.ask` gave has not brought `log` up to date; None if it has."""
+    """Why a read that `ManifestReads.ask` gave has not brought `log` up to date; None if it has."""
     if not read.done():
         return Unavailable(f"metadata has not answered yet: partition={log.partition}")
     error = read.exception()
@@ -358,14 +358,14 @@ def failure_of(read: asyncio.Future[None], log: PartitionLog) -> StorageError | 
 
 def bounds_of(log: PartitionLog) -> LogBounds | StorageError:
     seen = log.seen
-    control = seen.control
+    manifest = seen.manifest
     if seen.broken is not None:
         return seen.broken
     if seen.is_behind:
         return Unavailable(f"metadata answered from the past: partition={log.partition} known_version={seen.version}")
-    if control is None or control.log_state is LogState.DELETED:
+    if manifest is None or manifest.log_state is LogState.DELETED:
         return NotFound(f"no such partition: {log.partition}")
-    return LogBounds(log_start=control.log_start, high_watermark=control.sequence_counter, bytes_total=control.bytes_total)
+    return LogBounds(log_start=manifest.log_start, high_watermark=manifest.sequence_counter, bytes_total=manifest.bytes_total)
 
 
 async def _ended(reads: Collection[asyncio.Future[None]], timeout_s: float | None) -> None:

@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 
 from runtime.lru import LruCache
 from storage.errors import Corrupt, NotFound, OffsetOutOfRange, StorageError, Unavailable
-from storage.formats.control import (
-    Control,
+from storage.formats.manifest import (
     Entry,
     EntrySource,
     IndexChunk,
     LogState,
+    Manifest,
     SegmentEntry,
     decode_chunk,
     decode_segment,
@@ -26,7 +26,7 @@ from storage.formats.control import (
 )
 from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
-from storage.log.fresh_reads import ControlReads
+from storage.log.fresh_reads import ManifestReads
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog
 from storage.metadata.keys import PartitionKeys
@@ -125,22 +125,22 @@ class EntryPlace(NamedTuple):
 
 
 class EntryIndex:
-    def __init__(self, *, metadata: MetadataStore, control_reads: ControlReads, limits: LogLimits = DEFAULT_LIMITS) -> None:
+    def __init__(self, *, metadata: MetadataStore, manifest_reads: ManifestReads, limits: LogLimits = DEFAULT_LIMITS) -> None:
         self._read_timeout_s = limits.index_read_timeout_s
         self._metadata = metadata
-        self._control_reads = control_reads
+        self._manifest_reads = manifest_reads
         self._chunks = KeptChunks(limits=limits)
         self._segments = KeptSegments(limits=limits)
 
     async def find(self, log: PartitionLog, offset: int) -> EntrySource:
-        """The entry that covers `offset`, which must lie in [log_start, high watermark) as `log.seen.control` was last seen.
+        """The entry that covers `offset`, which must lie in [log_start, high watermark) as `log.seen.manifest` was last seen.
 
         Raises `OffsetOutOfRange` if a refresh shows that it no longer does, `Corrupt` if it does and no entry covers it.
         """
         entry = await self._look(log, offset)
         if entry is not None:
             return entry
-        await self._control_reads.refresh([log])
+        await self._manifest_reads.refresh([log])
         check_range(log, offset)
         entry = await self._look(log, offset)
         if entry is None:
@@ -148,40 +148,40 @@ class EntryIndex:
         return entry
 
     async def locate(self, log: PartitionLog, offset: int) -> EntryPlace:
-        """Where `offset` lies, as of a read of the control record made for this question. Raises as `find`, and `StorageError`."""
-        await self._control_reads.refresh([log])
+        """Where `offset` lies, as of a read of the manifest made for this question. Raises as `find`, and `StorageError`."""
+        await self._manifest_reads.refresh([log])
         check_range(log, offset)
         entry = await self.find(log, offset)
-        control = readable(log)
+        manifest = readable(log)
         if isinstance(entry, SegmentEntry):
-            is_newest = entry in (control.segment, control.rewritten)
-            key = log.keys.control if is_newest else log.keys.segment(entry.last)
+            is_newest = entry in (manifest.segment, manifest.rewritten)
+            key = log.keys.manifest if is_newest else log.keys.segment(entry.last)
             return EntryPlace(key.path, segment_key(log.partition, entry.object_id), 0, entry.size_bytes)
-        known = self._known_entries(log, control, offset)
+        known = self._known_entries(log, manifest, offset)
         if not known:
             raise Unavailable(f"the index is read faster than it can be told: partition={log.partition} offset={offset}")
-        key = log.keys.control if known is control.pending else log.keys.index(known[-1].last)
+        key = log.keys.manifest if known is manifest.pending else log.keys.index(known[-1].last)
         if isinstance(entry.batches, bytes):
             return EntryPlace(key.path, None, 0, len(entry.batches))
         start, end = entry.extent
         return EntryPlace(key.path, object_key(entry.object_id), start, end - start)
 
     def find_here(self, log: PartitionLog, offset: int) -> EntrySource | None:
-        """The segment, or the inline entry, that covers `offset`, if it is known. Raises what keeps the control record from being read."""
-        control = readable(log)
-        if offset < control.compaction_cursor:
-            return self._known_segment(log, control, offset)
-        entry = self._known_entry(log, control, offset)
+        """The segment, or the inline entry, that covers `offset`, if it is known. Raises what keeps the manifest from being read."""
+        manifest = readable(log)
+        if offset < manifest.compaction_cursor:
+            return self._known_segment(log, manifest, offset)
+        entry = self._known_entry(log, manifest, offset)
         return entry if entry is not None and entry.is_inline else None
 
     def following_here(self, log: PartitionLog, offset: int, *, entries_max: int) -> list[Entry]:
         """The entries that are not compacted from the one that holds `offset` on, as far as they are known: at most `entries_max`."""
         found: list[Entry] = []
-        control = log.seen.control
-        if control is None or offset < control.compaction_cursor:
+        manifest = log.seen.manifest
+        if manifest is None or offset < manifest.compaction_cursor:
             return found
         while len(found) < entries_max:
-            known = self._known_entries(log, control, offset)
+            known = self._known_entries(log, manifest, offset)
             if not known:
                 break
             first = bisect_left(known, offset, key=_last_of)
@@ -199,11 +199,11 @@ class EntryIndex:
         self._segments.drop(log.partition)
 
     async def _look(self, log: PartitionLog, offset: int) -> EntrySource | None:
-        control = readable(log)
-        if offset < control.compaction_cursor:
-            return await self._look_for_segment(log, control, offset)
-        known = self._known_entry(log, control, offset)
-        if known is not None or (control.pending and offset >= control.pending[0].base):
+        manifest = readable(log)
+        if offset < manifest.compaction_cursor:
+            return await self._look_for_segment(log, manifest, offset)
+        known = self._known_entry(log, manifest, offset)
+        if known is not None or (manifest.pending and offset >= manifest.pending[0].base):
             return known
         record = await self._ceiling(log.keys.index(offset), within=log.keys.index_prefix)
         if record is None:
@@ -212,31 +212,31 @@ class EntryIndex:
         self._chunks.add(log.partition, chunk)
         return covering(chunk.entries, offset)
 
-    def _known_entry(self, log: PartitionLog, control: Control, offset: int) -> Entry | None:
-        return covering(self._known_entries(log, control, offset), offset)
+    def _known_entry(self, log: PartitionLog, manifest: Manifest, offset: int) -> Entry | None:
+        return covering(self._known_entries(log, manifest, offset), offset)
 
-    def _known_entries(self, log: PartitionLog, control: Control, offset: int) -> tuple[Entry, ...]:
+    def _known_entries(self, log: PartitionLog, manifest: Manifest, offset: int) -> tuple[Entry, ...]:
         """The ring, or the chunk that was read, in which the entry that holds `offset` is; empty if that is not known."""
-        if control.pending and offset >= control.pending[0].base:
-            return control.pending if offset <= control.pending[-1].last else ()
+        if manifest.pending and offset >= manifest.pending[0].base:
+            return manifest.pending if offset <= manifest.pending[-1].last else ()
         for chunk in self._chunks.of(log.partition):
             if chunk.entries[0].base <= offset <= chunk.entries[-1].last:
                 return chunk.entries
         return ()
 
-    def _known_segment(self, log: PartitionLog, control: Control, offset: int) -> SegmentEntry | None:
-        merged = control.rewritten
+    def _known_segment(self, log: PartitionLog, manifest: Manifest, offset: int) -> SegmentEntry | None:
+        merged = manifest.rewritten
         if merged is not None and merged.base <= offset <= merged.last:
             self._segments.add(log.partition, merged)
             return merged
-        newest = control.segment
+        newest = manifest.segment
         if newest is not None and newest.base <= offset:
             return newest if offset <= newest.last else None
         return self._segments.find(log.partition, offset)
 
-    async def _look_for_segment(self, log: PartitionLog, control: Control, offset: int) -> SegmentEntry | None:
-        known = self._known_segment(log, control, offset)
-        newest = control.segment
+    async def _look_for_segment(self, log: PartitionLog, manifest: Manifest, offset: int) -> SegmentEntry | None:
+        known = self._known_segment(log, manifest, offset)
+        newest = manifest.segment
         if known is not None or (newest is not None and newest.base <= offset):
             return known
         record = await self._ceiling(log.keys.segment(offset), within=log.keys.segments_prefix)
@@ -264,30 +264,30 @@ def covering(entries: tuple[Entry, ...], offset: int) -> Entry | None:
     return None
 
 
-def readable(log: PartitionLog) -> Control:
-    """The control record as last seen. Raise what keeps it from being read."""
+def readable(log: PartitionLog) -> Manifest:
+    """The manifest as last seen. Raise what keeps it from being read."""
     seen = log.seen
     if seen.broken is not None:
         raise seen.broken
-    if seen.control is None:
+    if seen.manifest is None:
         raise Unavailable(f"partition not read yet: {log.partition}")
-    if seen.control.log_state is LogState.DELETED:
+    if seen.manifest.log_state is LogState.DELETED:
         raise NotFound(f"the partition was deleted: {log.partition}")
-    return seen.control
+    return seen.manifest
 
 
 def check_range(log: PartitionLog, offset: int) -> None:
     """Raise `OffsetOutOfRange` unless `offset` may be read or is the end of the log."""
-    control = readable(log)
-    if not control.log_start <= offset <= control.sequence_counter:
-        raise out_of_range(control, offset)
+    manifest = readable(log)
+    if not manifest.log_start <= offset <= manifest.sequence_counter:
+        raise out_of_range(manifest, offset)
 
 
-def out_of_range(control: Control, offset: int) -> StorageError:
+def out_of_range(manifest: Manifest, offset: int) -> StorageError:
     return OffsetOutOfRange(
-        f"offset out of range: offset={offset} log_start={control.log_start} high_watermark={control.sequence_counter}",
-        log_start=control.log_start,
-        high_watermark=control.sequence_counter,
+        f"offset out of range: offset={offset} log_start={manifest.log_start} high_watermark={manifest.sequence_counter}",
+        log_start=manifest.log_start,
+        high_watermark=manifest.sequence_counter,
     )
 
 
@@ -296,7 +296,7 @@ def _last_of(entry: Entry) -> int:
 
 
 class EntriesMoved(Exception):
-    """Keys went while they were read: what they named was trimmed or compacted since `control` was read. Read that again."""
+    """Keys went while they were read: what they named was trimmed or compacted since `manifest` was read. Read that again."""
 
     def __init__(self, offset: int) -> None:
         super().__init__(f"entries moved while they were read: offset={offset}")
@@ -304,29 +304,29 @@ class EntriesMoved(Exception):
 
 
 async def entry_pages(
-    metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int, *, limits: LogLimits = DEFAULT_LIMITS
+    metadata: MetadataStore, keys: PartitionKeys, manifest: Manifest, offset: int, *, limits: LogLimits = DEFAULT_LIMITS
 ) -> AsyncGenerator[list[EntrySource], None]:
-    """The entries from the one that holds `offset` on, as of `control`, without gaps. Each begins where the one before ends, or before
+    """The entries from the one that holds `offset` on, as of `manifest`, without gaps. Each begins where the one before ends, or before
     that, if it has taken the place of that one, too.
 
     Raises `EntriesMoved`, `Corrupt`, `IncompatibleFormat`, `Unavailable`.
     """
-    if offset < control.compaction_cursor:
-        async with contextlib.aclosing(_segment_pages(metadata, keys, control, offset, limits)) as segments:
+    if offset < manifest.compaction_cursor:
+        async with contextlib.aclosing(_segment_pages(metadata, keys, manifest, offset, limits)) as segments:
             async for found in segments:
                 yield found
-        offset = control.compaction_cursor
-    async with contextlib.aclosing(uncompacted_pages(metadata, keys, control, offset, limits=limits)) as entries:
+        offset = manifest.compaction_cursor
+    async with contextlib.aclosing(uncompacted_pages(metadata, keys, manifest, offset, limits=limits)) as entries:
         async for page in entries:
             yield [*page]
 
 
 async def uncompacted_pages(
-    metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int, *, limits: LogLimits = DEFAULT_LIMITS
+    metadata: MetadataStore, keys: PartitionKeys, manifest: Manifest, offset: int, *, limits: LogLimits = DEFAULT_LIMITS
 ) -> AsyncGenerator[list[Entry], None]:
     """As `entry_pages`, from an offset that is not below the cursor."""
-    pending = control.pending
-    indexed_end = pending[0].base if pending else control.sequence_counter
+    pending = manifest.pending
+    indexed_end = pending[0].base if pending else manifest.sequence_counter
     chunks = 0
     if offset < indexed_end:
         end = children_of(keys.index_prefix.removesuffix("/"))[1]
@@ -350,10 +350,10 @@ async def uncompacted_pages(
 
 
 async def _segment_pages(
-    metadata: MetadataStore, keys: PartitionKeys, control: Control, offset: int, limits: LogLimits
+    metadata: MetadataStore, keys: PartitionKeys, manifest: Manifest, offset: int, limits: LogLimits
 ) -> AsyncGenerator[list[EntrySource], None]:
-    newest, merged = control.segment, control.rewritten
-    listed_end = control.compaction_cursor if newest is None else newest.base
+    newest, merged = manifest.segment, manifest.rewritten
+    listed_end = manifest.compaction_cursor if newest is None else newest.base
     if merged is not None and merged.base <= offset <= merged.last:
         yield [merged]
         offset = merged.last + 1

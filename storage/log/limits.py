@@ -20,11 +20,11 @@ from storage.limits import (
 class LogLimits:
     """Bounds of the log of one broker."""
 
-    # The control record: decide, commit
+    # The manifest: decide, commit
     pending_entries_max: int = 16
     inline_pending_bytes_max: int = 8 * KIB
-    """Batches in the ring of a control record: one that would have more leaves with the next commit, as a full one does."""
-    control_bytes_max: int = 28 * KIB
+    """Batches in the ring of a manifest: one that would have more leaves with the next commit, as a full one does."""
+    manifest_bytes_max: int = 28 * KIB
     write_request_bytes_max: int = WRITE_REQUEST_BYTES_MAX
     """Bytes of one write of a commit: no more than every metadata store takes."""
     commit_write_timeout_s: float = 10.0
@@ -40,7 +40,7 @@ class LogLimits:
     """What is gathered when nothing has arrived for QUIET_S is worth a PUT."""
     carried_at_once_max: int = 32
     """Commits that carry batches, of those that begin in one turn of the loop, and of those of one flush. For more partitions one object
-    costs less: what a control record carries is written again by each commit until it leaves."""
+    costs less: what a manifest carries is written again by each commit until it leaves."""
     larger_commit_bytes_max: int = INLINE_BYTES_MAX
     """What a commit carries now and then, above what commits carry at any time."""
     larger_commit_every_s: float = 1.0
@@ -97,12 +97,12 @@ class LogLimits:
     strangers_of_all_kept_max: int = 32_768
     """Over all partitions, 500 bytes of memory each."""
 
-    # Fresh reads of control records, and changes of them: control_reads, proofs, trim
-    control_read_timeout_s: float = 10.0
+    # Fresh reads of manifests, and changes of them: manifest_reads, proofs, trim
+    manifest_read_timeout_s: float = 10.0
     silent_after_s: float = 1.0
     """A shard whose read is unanswered for longer is known to be silent."""
     bounds_patience_s: float = 3.0
-    """How long `ControlReads.read` waits for a shard before it answers without it: clients give up a request after 30 s, and ask again."""
+    """How long `ManifestReads.read` waits for a shard before it answers without it: clients give up a request after 30 s, and ask again."""
     silent_patience_s: float = 1.0
     """The same for a shard that is known to be silent."""
     waiting_for_silent_max: int = 1_000
@@ -215,17 +215,15 @@ class LogLimits:
 
 DEFAULT_LIMITS: Final = LogLimits()
 
-assert DEFAULT_LIMITS.control_bytes_max > PRODUCERS_HOT_BYTES_MAX
-assert DEFAULT_LIMITS.pending_entries_max * 160 < DEFAULT_LIMITS.control_bytes_max, (
-    "a full ring of one-span entries fits the control record"
-)
+assert DEFAULT_LIMITS.manifest_bytes_max > PRODUCERS_HOT_BYTES_MAX
+assert DEFAULT_LIMITS.pending_entries_max * 160 < DEFAULT_LIMITS.manifest_bytes_max, "a full ring of one-span entries fits the manifest"
 assert DEFAULT_LIMITS.inline_pending_bytes_max >= INLINE_BYTES_MAX, "a ring that was drained has room for what a commit carries"
-assert DEFAULT_LIMITS.control_bytes_max <= METADATA_VALUE_BYTES_MAX, "a control record is a legal value"
+assert DEFAULT_LIMITS.manifest_bytes_max <= METADATA_VALUE_BYTES_MAX, "a manifest is a legal value"
 assert DEFAULT_LIMITS.producer_page_bytes_max * 4 // 3 <= METADATA_VALUE_BYTES_MAX, "a page is a legal value"
 assert (
-    DEFAULT_LIMITS.control_bytes_max * 2
+    DEFAULT_LIMITS.manifest_bytes_max * 2
     + DEFAULT_LIMITS.producer_pages_written_max * DEFAULT_LIMITS.producer_page_bytes_max
     + DEFAULT_LIMITS.producers_per_commit_max * 300
 ) <= DEFAULT_LIMITS.write_request_bytes_max, (
-    "a commit (chunk, pages and control) fits one request; where an estimate was too low, it is made smaller"
+    "a commit (chunk, pages and manifest) fits one request; where an estimate was too low, it is made smaller"
 )

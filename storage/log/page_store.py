@@ -1,8 +1,8 @@
-"""Pages of producer states: read when a decision needs them, kept, and removed when no control record can name them any more (ADR 13).
+"""Pages of producer states: read when a decision needs them, kept, and removed when no manifest can name them any more (ADR 13).
 
-A page named by the control record at version v was written by the CAS that made v, or an earlier one. One that cannot be read although it
-is named is either replaced since, or the read was answered by a deposed leader: the control record is read again, nothing is concluded.
-`ProducerReads` lists the producers that a partition remembers: those in the control record and those in its pages.
+A page named by the manifest at version v was written by the CAS that made v, or an earlier one. One that cannot be read although it
+is named is either replaced since, or the read was answered by a deposed leader: the manifest is read again, nothing is concluded.
+`ProducerReads` lists the producers that a partition remembers: those in the manifest and those in its pages.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from runtime.clock import Clock
 from runtime.lru import LruCache
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import StorageError, Unavailable
-from storage.formats.control import Control, ProducerState, decode_page
+from storage.formats.manifest import Manifest, ProducerState, decode_page
 from storage.limits import WRITE_REQUEST_OPS_MAX
-from storage.log.fresh_reads import ControlReads
+from storage.log.fresh_reads import ManifestReads
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import Commit, PartitionLog, Partitions
 from storage.log.producer_pages import NewPage, is_expired, pages_needed, prepared_for
@@ -25,7 +25,7 @@ from storage.vocabulary import PartitionId
 
 WRITTEN: Final = Metric("forebay_producer_pages_written_total", "Pages of producer states written with commits")
 READ: Final = Metric("forebay_producer_pages_read_total", "Pages of producer states read")
-SWEPT: Final = Metric("forebay_producer_pages_swept_total", "Pages removed that no control record can name any more")
+SWEPT: Final = Metric("forebay_producer_pages_swept_total", "Pages removed that no manifest can name any more")
 READ_TIMEOUT_S: Final = 10.0
 
 
@@ -42,13 +42,13 @@ class PageStore:
 
     def missing(self, commit: Commit) -> list[str]:
         """Names of pages that deciding `commit` needs and that `commit.pages` does not hold after this."""
-        control = commit.log.seen.control
-        if control is None or not control.pages:
+        manifest = commit.log.seen.manifest
+        if manifest is None or not manifest.pages:
             return []
         had = commit.pages
         found: dict[str, Mapping[int, ProducerState]] = {}
         missing: list[str] = []
-        for name in pages_needed(control, commit.batches, self._limits):
+        for name in pages_needed(manifest, commit.batches, self._limits):
             path = commit.log.keys.producer_page(name).path
             page = had.get(name) or self._cached.peek(path)
             if page is None:
@@ -85,7 +85,7 @@ class PageStore:
             self._cached.put(record.path, page)
 
     def note_written(self, log: PartitionLog, pages: Sequence[NewPage]) -> None:
-        """They are named by a control record that was applied."""
+        """They are named by a manifest that was applied."""
         self._written.inc(len(pages))
         for new in pages:
             self._cached.put(log.keys.producer_page(new.name).path, new.page.producers)
@@ -94,13 +94,13 @@ class PageStore:
         """True once at intervals: then the caller runs `sweep`."""
         return log.producers.is_sweep_due(self._clock.monotonic_s(), every_s=self._limits.producer_pages_sweep_every_s)
 
-    async def sweep(self, log: PartitionLog, control: Control, version: int) -> None:
-        """Remove pages that no control record can name any more: `control`, which was the record at `version`, does not, and they were
+    async def sweep(self, log: PartitionLog, manifest: Manifest, version: int) -> None:
+        """Remove pages that no manifest can name any more: `manifest`, which was the record at `version`, does not, and they were
         prepared for a CAS at an older version, which has applied by then or never will. Whether the listing is new does not matter.
         """
         start, end = log.keys.producer_pages()
         prefix = log.keys.producers_prefix
-        named = {ref.name for ref in control.pages}
+        named = {ref.name for ref in manifest.pages}
         try:
             async with asyncio.timeout(self._timeout_s):
                 names = [path.removeprefix(prefix) for path in await self._metadata.list(start, end)]
@@ -140,13 +140,13 @@ class ProducerReads:
     """As the port `ActiveProducers` says."""
 
     def __init__(
-        self, *, metadata: MetadataStore, partitions: Partitions, control_reads: ControlReads, clock: Clock, expiration_ms: int
+        self, *, metadata: MetadataStore, partitions: Partitions, manifest_reads: ManifestReads, clock: Clock, expiration_ms: int
     ) -> None:
         self._expiration_ms = expiration_ms
         self._clock = clock
         self._metadata = metadata
         self._partitions = partitions
-        self._control_reads = control_reads
+        self._manifest_reads = manifest_reads
 
     @property
     def expiration_ms(self) -> int:
@@ -154,12 +154,12 @@ class ProducerReads:
 
     async def of(self, partition: PartitionId) -> list[ActiveProducer]:
         log = self._partitions.get(partition)
-        await self._control_reads.refresh([log])
-        control = existing(log)
+        await self._manifest_reads.refresh([log])
+        manifest = existing(log)
         states: dict[int, ProducerState] = {}
-        for ref in control.pages:
+        for ref in manifest.pages:
             states |= await self._read(log.keys.producer_page(ref.name))
-        states |= control.producers  # the newer ones
+        states |= manifest.producers  # the newer ones
         before_ms = self._clock.now_ms() - self._expiration_ms
         return [
             _active(producer_id, states[producer_id])

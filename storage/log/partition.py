@@ -1,6 +1,6 @@
 """What one broker remembers about partitions, and which of them it forgets to make room. All of it can be lost.
 
-A `PartitionLog` has parts, each with one writer: the control record as last seen (`SeenControl`), the commits on their way (`Lane`), the
+A `PartitionLog` has parts, each with one writer: the manifest as last seen (`CachedManifest`), the commits on their way (`Lane`), the
 tail, which holds what this broker committed last (`TailCache`), and the producers (storage/log/producers.py).
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 from runtime.frames import Account, Frame
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import StorageError
-from storage.formats.control import Control, LogState, control_bytes
+from storage.formats.manifest import LogState, Manifest, manifest_bytes
 from storage.log.batch import Batch
 from storage.log.decide import UnknownAttempts
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
@@ -29,7 +29,7 @@ from storage.vocabulary import ObjectId, PartitionId
 
 NEVER_S: Final = float("-inf")
 AGE_S_MAX: Final = 1.0
-"""How old the last question about a control record may be where an answer below the known end rests on it (promise 5)."""
+"""How old the last question about a manifest may be where an answer below the known end rests on it (promise 5)."""
 TAIL_BYTES: Final = Metric(
     "forebay_tail_cache_bytes",
     "Bytes of this broker's own last commits, with the whole of the requests that they came in",
@@ -74,21 +74,21 @@ WAITING: Final = Metric(
 )
 
 
-class SeenControl:
+class CachedManifest:
     """Written by its methods alone (tests/architecture/test_one_writer.py); read where each call would cost, so it has plain attributes.
 
-    `control` is None until read, or after the partition was seen gone. `version` outlives it: it is the newest that was ever seen.
+    `manifest` is None until read, or after the partition was seen gone. `version` outlives it: it is the newest that was ever seen.
     `broken` says why the record, though there, could not be read (`Corrupt`, `IncompatibleFormat`).
     `foreign_version` is the version of the last record that was read rather than committed here.
-    `asked_s` is when the last read or commit began that found `control` to be the newest record, by the clock of the loop.
+    `asked_s` is when the last read or commit began that found `manifest` to be the newest record, by the clock of the loop.
     `hinted_version` is the newest version that a hint named. `_hinted_s` is when the last hint came that named none, and that no later
     read has explained.
     """
 
-    __slots__ = ("_hinted_s", "_was_absent", "asked_s", "broken", "control", "foreign_version", "hinted_version", "version")
+    __slots__ = ("_hinted_s", "_was_absent", "asked_s", "broken", "foreign_version", "hinted_version", "manifest", "version")
 
     def __init__(self, version: int = -1) -> None:
-        self.control: Control | None = None
+        self.manifest: Manifest | None = None
         self.version = version
         self.broken: StorageError | None = None
         self.foreign_version = -1
@@ -100,18 +100,18 @@ class SeenControl:
     @property
     def is_gone(self) -> bool:
         """The partition was there, as far as anybody asked, and is not any more."""
-        control = self.control
-        return control.log_state is LogState.DELETED if control is not None else self._was_absent
+        manifest = self.manifest
+        return manifest.log_state is LogState.DELETED if manifest is not None else self._was_absent
 
     @property
     def is_behind(self) -> bool:
         """Nothing as new as what was known before the log was forgotten has been read yet."""
-        return self.control is None and self.version >= 0 and not self._was_absent
+        return self.manifest is None and self.version >= 0 and not self._was_absent
 
     @property
     def high_watermark(self) -> int:
         """As last seen; -1 if never."""
-        return -1 if self.control is None else self.control.sequence_counter
+        return -1 if self.manifest is None else self.manifest.sequence_counter
 
     @property
     def is_hinted(self) -> bool:
@@ -122,10 +122,10 @@ class SeenControl:
         """Whether others may have changed the record, and been answered, more than AGE_S_MAX ago, or are said to have changed it."""
         return now_s - self.asked_s > AGE_S_MAX or self.is_hinted
 
-    def advance(self, control: Control, version: int, asked_s: float = NEVER_S) -> None:
+    def advance(self, manifest: Manifest, version: int, asked_s: float = NEVER_S) -> None:
         """Take over a record that this broker has just committed, by a write that began at `asked_s`."""
-        assert version > self.version, f"control went back: {self.version} -> {version}"
-        self.control, self.version = control, version
+        assert version > self.version, f"manifest went back: {self.version} -> {version}"
+        self.manifest, self.version = manifest, version
         self.confirm(version, asked_s)
 
     def is_news(self, version: int) -> bool:
@@ -134,22 +134,22 @@ class SeenControl:
         One that is older than what is known is ignored, so that reads never go back (promise 5). The same version is news after
         `observe_absent`: a deposed leader of the shard may have answered that, from before the creation.
         """
-        return version > self.version or (version == self.version and self.control is None)
+        return version > self.version or (version == self.version and self.manifest is None)
 
     def confirm(self, version: int, asked_s: float) -> None:
         """A read or commit that began at `asked_s` found, or made, a record of this version. An older one than is known says nothing: a
         deposed leader gave it.
         """
-        if version == self.version and self.control is not None:
+        if version == self.version and self.manifest is not None:
             self.asked_s = max(self.asked_s, asked_s)
             if self._hinted_s is not None and asked_s > self._hinted_s:
                 self._hinted_s = None
 
-    def observe(self, control: Control, version: int, asked_s: float = NEVER_S) -> bool:
+    def observe(self, manifest: Manifest, version: int, asked_s: float = NEVER_S) -> bool:
         """Take over a record that a read found which began at `asked_s`, if it is news, and say whether it was."""
         is_news = self.is_news(version)
         if is_news:
-            self.control, self.version, self.broken = control, version, None
+            self.manifest, self.version, self.broken = manifest, version, None
             self.foreign_version = version
         self.confirm(version, asked_s)
         return is_news
@@ -161,11 +161,11 @@ class SeenControl:
     def observe_absent(self) -> bool:
         """The record does not exist, or did not when a deposed leader of its shard last heard. True if one was known."""
         self._was_absent = True
-        was_known, self.control = self.control is not None, None
+        was_known, self.manifest = self.manifest is not None, None
         return was_known
 
     def note_hint(self, version: int | None, now_s: float) -> None:
-        """The control record is said to have changed to that version; None: to one that the hint does not name, or to none at all."""
+        """The manifest is said to have changed to that version; None: to one that the hint does not name, or to none at all."""
         if version is None:
             self._hinted_s = now_s
         else:
@@ -297,7 +297,7 @@ class Readers:
 class BrokerEpoch:
     """`current` is what new commits begin under.
 
-    `live` reads which epochs are registered, as of a moment after it is called: one that was read in a control record before, and is not
+    `live` reads which epochs are registered, as of a moment after it is called: one that was read in a manifest before, and is not
     among them, is gone for ever. It raises `Unavailable` when that cannot be shown.
     """
 
@@ -337,7 +337,7 @@ class Lane:
     `is_busy`: the first of `commits` is open. `committed_epoch` is the last broker epoch under which one of them was applied.
     `gathered` are the batches that wait to be sealed: written by storage/log/writer.py. `conflict_share` of the last commits, the newest
     counting most, lost their first CAS to another broker. `larger_s`: when one of them was last larger than those that carry batches at
-    any time (storage/log/flush.py). `full_s`: when the control record last had no room for one of them.
+    any time (storage/log/flush.py). `full_s`: when the manifest last had no room for one of them.
     """
 
     __slots__ = ("commits", "committed_epoch", "conflict_share", "full_s", "gathered", "is_busy", "larger_s")
@@ -409,7 +409,7 @@ class Commit:
     """The slice of one flush for one partition on its way into the log.
 
     All attempts carry the same batches under one `commit_seq`, unless every attempt before is known to have failed. `unknown`: attempts had
-    no answer, so every later read of the control record is asked for our number first, until one shows that none can apply any more
+    no answer, so every later read of the manifest is asked for our number first, until one shows that none can apply any more
     (storage/log/decide.py). `is_sent`: an attempt is on its way. `is_given_up`: the clients were answered; what is left is to make sure
     that no attempt can still land.
     """
@@ -516,8 +516,8 @@ class Remembered:
 class PartitionLog:
     """One partition in one broker: four independent parts, each with one writer, and the steps that concern all of them.
 
-    `seen` is the control record as last seen, `lane` the order of commits, `readers` the tail and the wake-ups, `producers` the producer
-    memory beside the control record, `traffic` the figures of its topic. Records are taken over here, since readers wake and memory is
+    `seen` is the manifest as last seen, `lane` the order of commits, `readers` the tail and the wake-ups, `producers` the producer
+    memory beside the manifest, `traffic` the figures of its topic. Records are taken over here, since readers wake and memory is
     counted when `seen` changes.
     `was_used` is set by each use and cleared by the search for logs to forget. `is_forgotten`: a caller that asks for the partition now
     gets another log.
@@ -543,7 +543,7 @@ class PartitionLog:
     ) -> None:
         self.partition = partition
         self.keys = PartitionKeys(partition)
-        self.seen = SeenControl(version)
+        self.seen = CachedManifest(version)
         self.lane = Lane()
         self.readers = Readers()
         self.traffic = traffic or Traffic()
@@ -559,18 +559,18 @@ class PartitionLog:
         """It may be forgotten: none of its batches is gathered, queued or undecided, and no reader waits."""
         return self.lane.is_empty and not self.readers.wakers
 
-    def advance(self, control: Control, version: int, asked_s: float = NEVER_S) -> None:
-        """Take over the record that this broker has just committed, by a write that began at `asked_s` (as in `SeenControl`)."""
-        self.seen.advance(control, version, asked_s)
-        pending = control.pending
+    def advance(self, manifest: Manifest, version: int, asked_s: float = NEVER_S) -> None:
+        """Take over the record that this broker has just committed, by a write that began at `asked_s` (as in `CachedManifest`)."""
+        self.seen.advance(manifest, version, asked_s)
+        pending = manifest.pending
         # Counting takes longer than the rest of this method, and a small record grows little from one commit to the next.
-        if len(pending) % COUNTED_EVERY == 1 or len(control.producers) > FEW or (pending and len(pending[-1].batches) > FEW):
+        if len(pending) % COUNTED_EVERY == 1 or len(manifest.producers) > FEW or (pending and len(pending[-1].batches) > FEW):
             self._count()
         self.readers.wake()
 
-    def observe(self, control: Control, version: int, asked_s: float = NEVER_S) -> None:
+    def observe(self, manifest: Manifest, version: int, asked_s: float = NEVER_S) -> None:
         """Take over a record that a read found which began at `asked_s`, if it is news."""
-        if not self.seen.observe(control, version, asked_s):
+        if not self.seen.observe(manifest, version, asked_s):
             return
         self._count()
         if self.is_forgotten:
@@ -586,8 +586,8 @@ class PartitionLog:
     def note_put_again(self, before: int, after: int | None, asked_s: float) -> None:
         """This broker put the record of version `before` once more, as it was, by a write that began at `asked_s`."""
         seen = self.seen
-        if after is not None and seen.version == before and seen.control is not None:
-            self.advance(seen.control, after, asked_s)
+        if after is not None and seen.version == before and seen.manifest is not None:
+            self.advance(seen.manifest, after, asked_s)
 
     def forget(self) -> None:
         """Stop counting its memory, even if a caller still holds it."""
@@ -599,7 +599,7 @@ class PartitionLog:
     def _count(self) -> None:
         if self.is_forgotten:
             return
-        size_bytes = LOG_BYTES + control_bytes(self.seen.control) + PAGE_NAME_BYTES * len(self.producers.page_garbage)
+        size_bytes = LOG_BYTES + manifest_bytes(self.seen.manifest) + PAGE_NAME_BYTES * len(self.producers.page_garbage)
         self._remembered.size_bytes += size_bytes - self._counted_bytes
         self._counted_bytes = size_bytes
 
@@ -624,7 +624,7 @@ class Partitions:
         self._bytes_max = limits.partitions_bytes_max
         self._remembered = Remembered(self._hear, limits=limits)
         self._logs: OrderedDict[PartitionId, PartitionLog] = OrderedDict()
-        self._by_control_path: dict[str, PartitionLog] = {}
+        self._by_manifest_path: dict[str, PartitionLog] = {}
         self._created = 0
         self._forgotten_versions: OrderedDict[PartitionId, int] = OrderedDict()
         telemetry = telemetry or Telemetry()
@@ -660,11 +660,11 @@ class Partitions:
         version = self._forgotten_versions.pop(partition, -1)
         traffic = self._traffic.of(partition.topic_id)
         log = self._logs[partition] = PartitionLog(partition, version=version, remembered=self._remembered, traffic=traffic)
-        self._by_control_path[log.keys.control.path] = log
+        self._by_manifest_path[log.keys.manifest.path] = log
         return log
 
-    def by_control_path(self, path: str) -> PartitionLog | None:
-        return self._by_control_path.get(path)
+    def by_manifest_path(self, path: str) -> PartitionLog | None:
+        return self._by_manifest_path.get(path)
 
     def __iter__(self) -> Iterator[PartitionLog]:
         return iter(self._logs.values())
@@ -692,7 +692,7 @@ class Partitions:
     def _forget(self, log: PartitionLog) -> None:
         """Keep its version, so that a deposed leader cannot take back an answer. Tombstones need none: no client asks for them."""
         del self._logs[log.partition]
-        del self._by_control_path[log.keys.control.path]
+        del self._by_manifest_path[log.keys.manifest.path]
         log.forget()
         self._keep_version(log)
 
@@ -701,11 +701,11 @@ class Partitions:
         known = self._logs.get(log.partition)
         if known is None:
             self._keep_version(log)
-        elif log.seen.control is not None:
-            known.observe(log.seen.control, log.seen.version, log.seen.asked_s)
+        elif log.seen.manifest is not None:
+            known.observe(log.seen.manifest, log.seen.version, log.seen.asked_s)
 
     def _keep_version(self, log: PartitionLog) -> None:
-        if log.seen.version < 0 or (log.seen.control is not None and log.seen.control.log_state is LogState.DELETED):
+        if log.seen.version < 0 or (log.seen.manifest is not None and log.seen.manifest.log_state is LogState.DELETED):
             return
         self._forgotten_versions[log.partition] = max(log.seen.version, self._forgotten_versions.get(log.partition, -1))
         while len(self._forgotten_versions) > self._kept_max:

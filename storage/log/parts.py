@@ -16,7 +16,7 @@ from storage.log.carried import Carried
 from storage.log.commit import Committer
 from storage.log.decide import PRODUCER_EXPIRATION_MS
 from storage.log.flush import NO_INLINE, FlushSettings, InlineSettings
-from storage.log.fresh_reads import ControlReads, Doubt
+from storage.log.fresh_reads import Doubt, ManifestReads
 from storage.log.index import EntryIndex
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.page_store import ProducerReads
@@ -36,7 +36,7 @@ from storage.objects.shared_blocks import SharedBlocks
 @dataclass(frozen=True, slots=True)
 class LogParts:
     partitions: Partitions
-    control_reads: ControlReads
+    manifest_reads: ManifestReads
     appender: Appender
     reader: Reader
     time_search: TimeSearch
@@ -78,21 +78,21 @@ def open_log(
     """`walking` runs what goes through records one by one; None: where it is asked for.
 
     Nothing is read or written yet: a broker's start needs no recovery. What an earlier broker left is either committed, and found in the
-    control record, or garbage that no entry names; `pending` entries are indexed by whoever commits next.
+    manifest, or garbage that no entry names; `pending` entries are indexed by whoever commits next.
 
     `level` is the format level in force, `inline` what it allows from LEVEL_OF_INLINE on.
 
-    `readers` counts the frames that the tail cache drops while others hold them. `doubt` hears of control records that were read older than
+    `readers` counts the frames that the tail cache drops while others hold them. `doubt` hears of manifests that were read older than
     they are known to be. `former` tells the deleted topics that had the name of a topic, the one deleted last ahead. `traffic`: where bytes
     and records are counted by topic. `shared` keeps the objects of this broker for others of its machine.
     """
     partitions = Partitions(telemetry=telemetry, traffic=traffic, limits=limits)
-    control_reads = ControlReads(metadata=metadata, partitions=partitions, nursery=nursery, doubt=doubt, limits=limits)
+    manifest_reads = ManifestReads(metadata=metadata, partitions=partitions, nursery=nursery, doubt=doubt, limits=limits)
     uploader = Uploader(objects=objects, clock=clock, chance=chance, limits=limits)
     sealer = Sealer(ids=ids, epoch=epoch, uploader=uploader, shared=shared)
     committer = Committer(
         metadata=metadata,
-        control_reads=control_reads,
+        manifest_reads=manifest_reads,
         tail=TailCache(bytes_max=tail_bytes_max, telemetry=telemetry, readers=readers or Account(), limits=limits),
         epoch=epoch,
         upload_again=sealer.upload_again,
@@ -114,7 +114,11 @@ def open_log(
         sealer=sealer,
         uploader=uploader,
         carried=Carried(
-            bytes_max=inline.uncompacted_bytes_max, partitions=partitions, control_reads=control_reads, nursery=nursery, telemetry=telemetry
+            bytes_max=inline.uncompacted_bytes_max,
+            partitions=partitions,
+            manifest_reads=manifest_reads,
+            nursery=nursery,
+            telemetry=telemetry,
         ),
         clock=clock,
         nursery=nursery,
@@ -122,13 +126,13 @@ def open_log(
         tracing=tracing,
         limits=limits,
     )
-    index = EntryIndex(metadata=metadata, control_reads=control_reads, limits=limits)
+    index = EntryIndex(metadata=metadata, manifest_reads=manifest_reads, limits=limits)
     damage = Damage(clock=clock, telemetry=telemetry, limits=limits)
     reader = Reader(
         index=index,
         objects=blocks.store,
         blocks=blocks,
-        control_reads=control_reads,
+        manifest_reads=manifest_reads,
         damage=damage,
         clock=clock,
         nursery=nursery,
@@ -137,15 +141,15 @@ def open_log(
     )
     time_search = TimeSearch(
         partitions=partitions,
-        control_reads=control_reads,
+        manifest_reads=manifest_reads,
         index=index,
         reader=reader,
         metadata=metadata,
         walking=walking or InlineBlocking(),
         limits=limits,
     )
-    trimmer = Trimmer(metadata=metadata, partitions=partitions, control_reads=control_reads, entropy=chance.randbytes, limits=limits)
+    trimmer = Trimmer(metadata=metadata, partitions=partitions, manifest_reads=manifest_reads, entropy=chance.randbytes, limits=limits)
     producer_reads = ProducerReads(
-        metadata=metadata, partitions=partitions, control_reads=control_reads, clock=clock, expiration_ms=producer_expiration_ms
+        metadata=metadata, partitions=partitions, manifest_reads=manifest_reads, clock=clock, expiration_ms=producer_expiration_ms
     )
-    return LogParts(partitions, control_reads, appender, reader, time_search, trimmer, producer_reads, index)
+    return LogParts(partitions, manifest_reads, appender, reader, time_search, trimmer, producer_reads, index)

@@ -20,7 +20,7 @@ from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
 from storage.cache.blocks import BlockCache
 from storage.errors import StorageError
-from storage.formats.control import Entry
+from storage.formats.manifest import Entry
 from storage.formats.wal import object_key
 from storage.limits import PART_BYTES
 from storage.log.limits import DEFAULT_LIMITS, LogLimits

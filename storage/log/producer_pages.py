@@ -1,7 +1,7 @@
-"""Producer states beside the control record, pure: which stay hot in it, and the pages that hold the rest (ADR 13).
+"""Producer states beside the manifest, pure: which stay hot in it, and the pages that hold the rest (ADR 13).
 
 A page is written in the request of the CAS that names it, under a name that no other attempt has, and never changes: what a page says can
-be read from anybody, at any age. Which page holds a producer is in the control record, where every decision is made (I7).
+be read from anybody, at any age. Which page holds a producer is in the manifest, where every decision is made (I7).
 """
 
 from bisect import bisect_right
@@ -10,7 +10,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from storage.formats.control import Control, PageRef, ProducerPage, ProducerState
+from storage.formats.manifest import Manifest, PageRef, ProducerPage, ProducerState
 from storage.limits import (
     COMMIT_BATCHES_MAX,
     PRODUCER_BATCHES_KEPT,
@@ -60,22 +60,22 @@ def prepared_for(name: str) -> int:
     return int(name.split("-", 1)[0])
 
 
-def find(control: Control, pages: Pages, producer_id: int) -> ProducerState | None:
+def find(manifest: Manifest, pages: Pages, producer_id: int) -> ProducerState | None:
     """The newest state of a producer. `pages` must hold the page that covers the id, if `pages_needed` named it."""
-    hot = control.producers.get(producer_id)
-    if hot is not None or not control.pages:
+    hot = manifest.producers.get(producer_id)
+    if hot is not None or not manifest.pages:
         return hot
-    if not _is_covered(control.pages, producer_id):
+    if not _is_covered(manifest.pages, producer_id):
         return None
-    return pages[control.pages[_place(control.pages, producer_id)].name].get(producer_id)
+    return pages[manifest.pages[_place(manifest.pages, producer_id)].name].get(producer_id)
 
 
-def pages_needed(control: Control, claims: Sequence[Produced], limits: LogLimits) -> list[str]:
+def pages_needed(manifest: Manifest, claims: Sequence[Produced], limits: LogLimits) -> list[str]:
     """Names of the pages that deciding `claims` may look into: those of their producers, and those that may have to take others."""
-    refs = control.pages
+    refs = manifest.pages
     if not refs:
         return []
-    hot = control.producers
+    hot = manifest.producers
     wanted: dict[str, None] = {}
     claimed = {claim.producer_id for claim in claims if claim.producer_id != NO_PRODUCER}
     others = claimed.difference(hot)
@@ -88,13 +88,13 @@ def pages_needed(control: Control, claims: Sequence[Produced], limits: LogLimits
     return list(wanted)
 
 
-def fitting(control: Control, claims: Sequence[Produced], limits: LogLimits) -> int:
+def fitting(manifest: Manifest, claims: Sequence[Produced], limits: LogLimits) -> int:
     """How many of `claims`, from the first on, one commit takes; at least one. The rest is for the commits after it."""
     most = min(len(claims), COMMIT_BATCHES_MAX)
     crowd = _sure_room(limits) // 2
     if most <= 1 or most <= crowd:
         return most
-    refs = control.pages
+    refs = manifest.pages
     producers: set[int] = set()
     places: set[int] = set()
     for index, claim in enumerate(claims[:most]):

@@ -1,4 +1,4 @@
-"""The producers of a partition, as one broker remembers them beside the control record (ADR 9).
+"""The producers of a partition, as one broker remembers them beside the manifest (ADR 9).
 
 Strangers are producers that the partition does not know: they wait while what comes before their batches may still be on its way. Lost
 batches were answered with an error while later ones may follow. Safety rests on none of it: all of it can be lost.
@@ -126,7 +126,7 @@ class Strangers:
 class LostBatches:
     """When producers lost batches, of all partitions: what each partition knows of them is in `ProducerMemory.lost`.
 
-    Above a bound what was lost first is forgotten. It is of use to nobody after seconds, and safety rests on the control record alone:
+    Above a bound what was lost first is forgotten. It is of use to nobody after seconds, and safety rests on the manifest alone:
     who was forgotten waits, as a stranger, instead of being refused.
     """
 
@@ -189,7 +189,7 @@ class ProducerMemory:
         self._lost_of_all.forget(self)
 
     def discard_pages(self, names: Iterable[str]) -> None:
-        """No control record can name them any more. What is too much is left to a sweep."""
+        """No manifest can name them any more. What is too much is left to a sweep."""
         self.page_garbage += islice(names, max(0, PAGE_GARBAGE_MAX - len(self.page_garbage)))
 
     def forget_page_garbage(self) -> None:

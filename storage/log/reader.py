@@ -3,7 +3,7 @@
 offset → entry (index) → window of its span (blocks) → scan → CRC of each batch → base offsets → bytes
 
 Bytes that come back otherwise than they were written are read once more before a client hears of it: the pieces they came from leave the
-cache, the control record is read again, and so is the object. Only bytes that are damaged twice are an alarm (`Damage`). A read of the
+cache, the manifest is read again, and so is the object. Only bytes that are damaged twice are an alarm (`Damage`). A read of the
 object store is a `Flight`, which outlives the fetch that asked for it.
 """
 
@@ -21,9 +21,9 @@ from runtime.supervision import Nursery
 from runtime.telemetry import Metric, Telemetry
 from storage.cache.blocks import BlockCache, RangeSource
 from storage.errors import Corrupt, EndsEarly, NotFound, StorageError, Unavailable, without_frames
-from storage.formats.control import Entry, EntrySource, SegmentEntry, Spans, object_of
+from storage.formats.manifest import Entry, EntrySource, SegmentEntry, Spans, object_of
 from storage.formats.wal import object_key
-from storage.log.fresh_reads import ControlReads
+from storage.log.fresh_reads import ManifestReads
 from storage.log.index import EntryIndex, check_range
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog
@@ -363,7 +363,7 @@ class _Terms(NamedTuple):
 
 
 class Reader:
-    """Reads runs of batches. Which offsets may be read is the caller's business: `log.seen.control` must have been seen to cover them."""
+    """Reads runs of batches. Which offsets may be read is the caller's business: `log.seen.manifest` must have been seen to cover them."""
 
     def __init__(
         self,
@@ -371,7 +371,7 @@ class Reader:
         index: EntryIndex,
         objects: RangeSource,
         blocks: BlockCache,
-        control_reads: ControlReads,
+        manifest_reads: ManifestReads,
         damage: Damage,
         clock: Clock,
         nursery: Nursery,
@@ -381,7 +381,7 @@ class Reader:
         self._limits = limits
         self._index = index
         self._blocks = blocks
-        self._control_reads = control_reads
+        self._manifest_reads = manifest_reads
         self._damage = damage
         self._places = LruCache[tuple[PartitionId, int], ReadPlace](limits.read_places_kept_max)
         """Where reads ended, by the offset that comes next: a reader that goes on from there skips what comes before it in its entry."""
@@ -484,7 +484,7 @@ class Reader:
         self._places.pop((log.partition, offset))
         if isinstance(source, SegmentEntry):
             self.segments.drop(source.object_id)
-        await self._control_reads.refresh([log])
+        await self._manifest_reads.refresh([log])
         check_range(log, offset)
         return await self._index.find(log, offset)
 
@@ -623,8 +623,8 @@ def _start(place: ReadPlace | None, entry: Entry, offset: int) -> tuple[int, int
 
 def _is_history(log: PartitionLog, entry: Entry) -> bool:
     """Whether the ring of pending entries has moved on: a consumer that keeps up with the log reads no such entry."""
-    control = log.seen.control
-    return control is not None and (not control.pending or entry.base < control.pending[0].base)
+    manifest = log.seen.manifest
+    return manifest is not None and (not manifest.pending or entry.base < manifest.pending[0].base)
 
 
 def _cause(error: NotFound | EndsEarly | Corrupt) -> Cause:

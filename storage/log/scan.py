@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from storage.errors import Corrupt
-from storage.formats.control import Entry
+from storage.formats.manifest import Entry
 from storage.recordbatch import (
     HEADER_BYTES,
     LENGTH_OFFSET_BYTES,

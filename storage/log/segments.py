@@ -7,7 +7,7 @@ from runtime.lru import LruCache
 from storage.cache.blocks import BlockCache, RangeSource
 from storage.cache.singleflight import SingleFlight
 from storage.errors import Corrupt
-from storage.formats.control import SegmentEntry
+from storage.formats.manifest import SegmentEntry
 from storage.formats.segment import (
     SegmentFooter,
     check_block_of,

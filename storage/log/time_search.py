@@ -2,7 +2,7 @@
 
 Entries carry the running maximum of timestamps as well, so time is bisected as offsets are, as long as what was trimmed does not reach the
 time that is looked for. It is bisected in segments first, then in the entries above them: compaction may have corrected times of segments,
-which then reach later ones than the control record and the entries above them know of. Where what was trimmed reaches the time, entries are
+which then reach later ones than the manifest and the entries above them know of. Where what was trimmed reaches the time, entries are
 gone through from log_start on, a page at a time: linear in entries, and `EntryTimes` remembers what was gone through, so that the next
 question goes on from there. Entries and batches never change, so what was found in them is remembered, too. Records are walked off the
 event loop, a bounded number of each batch.
@@ -21,8 +21,8 @@ from runtime.blocking import Blocking
 from runtime.lru import LruCache
 from storage.cache.singleflight import SingleFlight
 from storage.errors import Corrupt, EndsEarly, NotFound, OffsetOutOfRange, Unavailable
-from storage.formats.control import Control, EntrySource, SegmentEntry
-from storage.log.fresh_reads import ControlReads
+from storage.formats.manifest import EntrySource, Manifest, SegmentEntry
+from storage.log.fresh_reads import ManifestReads
 from storage.log.index import EntriesMoved, EntryIndex, entry_pages, readable
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog, Partitions
@@ -183,7 +183,7 @@ class TimeSearch:
         self,
         *,
         partitions: Partitions,
-        control_reads: ControlReads,
+        manifest_reads: ManifestReads,
         index: EntryIndex,
         reader: Reader,
         metadata: MetadataStore,
@@ -192,7 +192,7 @@ class TimeSearch:
     ) -> None:
         self._limits = limits
         self._partitions = partitions
-        self._control_reads = control_reads
+        self._manifest_reads = manifest_reads
         self._index = index
         self._reader = reader
         self._metadata = metadata
@@ -215,8 +215,8 @@ class TimeSearch:
 
         async def search() -> int | None:
             log = await self._fresh(partition)
-            control = readable(log)
-            if not control.log_start <= offset < control.sequence_counter:
+            manifest = readable(log)
+            if not manifest.log_start <= offset < manifest.sequence_counter:
                 return None
             return (await self._index.find(log, offset)).max_timestamp
 
@@ -234,74 +234,74 @@ class TimeSearch:
 
     async def _first_at_or_after(self, partition: PartitionId, timestamp_ms: int) -> TimestampedOffset | None:
         log = await self._fresh(partition)
-        control = readable(log)
-        if _greatest_known(control) < timestamp_ms or control.log_start == control.sequence_counter:
+        manifest = readable(log)
+        if _greatest_known(manifest) < timestamp_ms or manifest.log_start == manifest.sequence_counter:
             return None
-        first = await self._index.find(log, control.log_start)
+        first = await self._index.find(log, manifest.log_start)
         entry: EntrySource | None = first
         if first.max_timestamp < timestamp_ms:
-            entry = await self._next_reaching(log, control, first, first.last + 1, timestamp_ms)
+            entry = await self._next_reaching(log, manifest, first, first.last + 1, timestamp_ms)
         # An entry may reach the time with records that are trimmed, or by the word of a header alone: then the next one is looked for.
         while entry is not None:
-            begin = await self._first_block(log, entry, max(entry.base, control.log_start), timestamp_ms)
+            begin = await self._first_block(log, entry, max(entry.base, manifest.log_start), timestamp_ms)
             found = None if begin is None else await self._first_in(log, begin, entry.last + 1, timestamp_ms)
             if found is not None:
                 return found
-            entry = await self._next_reaching(log, control, first, entry.last + 1, timestamp_ms)
+            entry = await self._next_reaching(log, manifest, first, entry.last + 1, timestamp_ms)
         return None
 
     async def _of_maximum(self, partition: PartitionId) -> TimestampedOffset | None:
         log = await self._fresh(partition)
-        control = readable(log)
-        if control.log_start == control.sequence_counter:
+        manifest = readable(log)
+        if manifest.log_start == manifest.sequence_counter:
             return None
-        found = await self._of_greatest(log, control)
+        found = await self._of_greatest(log, manifest)
         if found is None:
             # As in Kafka: where no record has a time, it is the first without one.
-            first = await self._first_in(log, control.log_start, control.log_start + 1, NO_TIMESTAMP)
+            first = await self._first_in(log, manifest.log_start, manifest.log_start + 1, NO_TIMESTAMP)
             found = first if first is not None and first.timestamp_ms == NO_TIMESTAMP else None
         return found
 
-    async def _of_greatest(self, log: PartitionLog, control: Control) -> TimestampedOffset | None:
-        if _greatest_known(control) < 0:
+    async def _of_greatest(self, log: PartitionLog, manifest: Manifest) -> TimestampedOffset | None:
+        if _greatest_known(manifest) < 0:
             return None
-        base, log_start = control.max_timestamp_offset, control.log_start
-        if base >= log_start and _greatest_known(control) == control.max_timestamp:
-            found = await self._first_in(log, base, base + 1, control.max_timestamp)
+        base, log_start = manifest.max_timestamp_offset, manifest.log_start
+        if base >= log_start and _greatest_known(manifest) == manifest.max_timestamp:
+            found = await self._first_in(log, base, base + 1, manifest.max_timestamp)
             if found is not None:
                 return found
         # The batch with the greatest timestamp was trimmed, or cut, or its time was corrected.
         first = await self._index.find(log, log_start)
-        rest = await self._greatest_entry(log, control, first)
+        rest = await self._greatest_entry(log, manifest, first)
         cut: TimestampedOffset | None = None
         if rest is None or first.max_timestamp >= rest[1]:
             cut = await self._greatest_in(log, first, log_start)
         if rest is not None and rest[1] > (-1 if cut is None else cut.timestamp_ms):
-            return await self._first_of(log, control, rest[0], rest[1])
+            return await self._first_of(log, manifest, rest[0], rest[1])
         return cut
 
-    async def _first_of(self, log: PartitionLog, control: Control, offset: int, timestamp_ms: int) -> TimestampedOffset | None:
+    async def _first_of(self, log: PartitionLog, manifest: Manifest, offset: int, timestamp_ms: int) -> TimestampedOffset | None:
         """The first record that reaches the time, in the entry that holds `offset`."""
         entry = await self._index.find(log, offset)
-        begin = await self._first_block(log, entry, max(entry.base, control.log_start), timestamp_ms)
+        begin = await self._first_block(log, entry, max(entry.base, manifest.log_start), timestamp_ms)
         return None if begin is None else await self._first_in(log, begin, entry.last + 1, timestamp_ms)
 
     async def _fresh(self, partition: PartitionId) -> PartitionLog:
         log = self._partitions.get(partition)
-        await self._control_reads.refresh([log])
+        await self._manifest_reads.refresh([log])
         return log
 
     # Entries
 
     async def _next_reaching(
-        self, log: PartitionLog, control: Control, first: EntrySource, offset: int, timestamp_ms: int
+        self, log: PartitionLog, manifest: Manifest, first: EntrySource, offset: int, timestamp_ms: int
     ) -> EntrySource | None:
         """The first entry from the one at `offset` on that reaches the time. `first` is the one that holds log_start."""
-        if offset >= control.sequence_counter:
+        if offset >= manifest.sequence_counter:
             return None
         before = await self._index.find(log, offset - 1)
         if before.running_max_timestamp < timestamp_ms:
-            segment, end = control.segment, control.sequence_counter
+            segment, end = manifest.segment, manifest.sequence_counter
             if segment is not None and offset <= segment.last:
                 if segment.running_max_timestamp >= timestamp_ms:
                     return await self._first_running(log, offset, segment.last, timestamp_ms)
@@ -311,9 +311,9 @@ class TimeSearch:
                 raise EntriesMoved(offset)  # what lies above the segment is in another one by now, perhaps corrected
             return found
         # Something before it does, so the running maximum of what follows says nothing.
-        times = await self._times_of(log, control, first.last + 1)
+        times = await self._times_of(log, manifest, first.last + 1)
         begin = max(offset, times.base_before(timestamp_ms))
-        async with self._scanning(log, begin, control.sequence_counter), contextlib.aclosing(self._pages(log, control, begin)) as pages:
+        async with self._scanning(log, begin, manifest.sequence_counter), contextlib.aclosing(self._pages(log, manifest, begin)) as pages:
             async for page in pages:
                 for entry in page:
                     if entry.max_timestamp >= timestamp_ms:
@@ -331,18 +331,18 @@ class TimeSearch:
                 low = entry.last + 1
         return best
 
-    async def _greatest_entry(self, log: PartitionLog, control: Control, first: EntrySource) -> tuple[int, int] | None:
+    async def _greatest_entry(self, log: PartitionLog, manifest: Manifest, first: EntrySource) -> tuple[int, int] | None:
         """Base and timestamp of the first entry behind `first` that holds the greatest timestamp; None if there is no entry."""
-        while first.last + 1 < control.sequence_counter:
-            times = await self._times_of(log, control, first.last + 1)
+        while first.last + 1 < manifest.sequence_counter:
+            times = await self._times_of(log, manifest, first.last + 1)
             found = times.greatest()
             if found is not None:
                 return found
             times.begin_at(first.last + 1)  # more were trimmed than it remembers
         return None
 
-    async def _times_of(self, log: PartitionLog, control: Control, offset: int) -> EntryTimes:
-        """What is known of the entries from `offset` on, which begins one, up to the end that `control` says."""
+    async def _times_of(self, log: PartitionLog, manifest: Manifest, offset: int) -> EntryTimes:
+        """What is known of the entries from `offset` on, which begins one, up to the end that `manifest` says."""
         found = self._times.get(log.partition)
         if found is None:
             found = EntryTimes(offset, kept_max=self._limits.entries_timed_max), asyncio.Lock()
@@ -350,9 +350,9 @@ class TimeSearch:
         times, lock = found
         async with lock:  # a question from before a trim must not meet one from after it
             times.trim(offset)
-            if times.end < control.sequence_counter:
-                begin, end = times.end, control.sequence_counter
-                async with self._scanning(log, begin, end), contextlib.aclosing(self._pages(log, control, begin)) as pages:
+            if times.end < manifest.sequence_counter:
+                begin, end = times.end, manifest.sequence_counter
+                async with self._scanning(log, begin, end), contextlib.aclosing(self._pages(log, manifest, begin)) as pages:
                     async for page in pages:
                         for entry in page:
                             if entry.base < offset:
@@ -371,10 +371,10 @@ class TimeSearch:
             text = f"too many entries for one search by time, ask again: partition={log.partition} offsets={begin}..{end}"
             raise Unavailable(text) from None
 
-    async def _pages(self, log: PartitionLog, control: Control, offset: int) -> AsyncGenerator[list[EntrySource], None]:
-        """The entries from `offset` on, as of `control`, without gaps."""
+    async def _pages(self, log: PartitionLog, manifest: Manifest, offset: int) -> AsyncGenerator[list[EntrySource], None]:
+        """The entries from `offset` on, as of `manifest`, without gaps."""
         try:
-            async with contextlib.aclosing(entry_pages(self._metadata, log.keys, control, offset, limits=self._limits)) as pages:
+            async with contextlib.aclosing(entry_pages(self._metadata, log.keys, manifest, offset, limits=self._limits)) as pages:
                 async for page in pages:
                     yield page
         except EntriesMoved as moved:
@@ -480,10 +480,10 @@ def _is_compacted(log: PartitionLog, offset: int) -> bool:
     return offset < readable(log).compaction_cursor
 
 
-def _greatest_known(control: Control) -> int:
+def _greatest_known(manifest: Manifest) -> int:
     """No record of the log has a later time, as far as headers are right."""
-    segment = control.segment
-    return control.max_timestamp if segment is None else max(control.max_timestamp, segment.running_max_timestamp)
+    segment = manifest.segment
+    return manifest.max_timestamp if segment is None else max(manifest.max_timestamp, segment.running_max_timestamp)
 
 
 def _batches(run: BatchRun) -> list[tuple[int, BatchHeader, memoryview]]:

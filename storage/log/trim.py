@@ -1,6 +1,6 @@
-"""Trimming and fencing: changes of the control record, by CAS, that append nothing (docs/design/upkeep.md, I5).
+"""Trimming and fencing: changes of the manifest, by CAS, that append nothing (docs/design/upkeep.md, I5).
 
-    read the control record → decide (pure) → CAS → applied? take the new record over : read again
+    read the manifest → decide (pure) → CAS → applied? take the new record over : read again
 
 The end of the log never moves, and an attempt whose reply was lost needs no name: log_start only grows, and a fenced partition is fenced,
 so trying again is the same. What lies below log_start is garbage for the collector.
@@ -16,8 +16,8 @@ import msgspec
 from runtime.ids import Entropy
 from storage.catalog.records import ATTEMPTS_MAX, given_up, pause
 from storage.errors import Fenced, NotFound, OffsetOutOfRange, OutcomeUnknown, Unavailable
-from storage.formats.control import Control, LogState, encode
-from storage.log.fresh_reads import ControlReads, failure_of
+from storage.formats.manifest import LogState, Manifest, encode
+from storage.log.fresh_reads import ManifestReads, failure_of
 from storage.log.index import out_of_range, readable
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog, Partitions
@@ -27,7 +27,7 @@ from storage.vocabulary import PartitionId
 HIGH_WATERMARK: Final = -1
 """As the offset to trim before: delete all there is."""
 CONFLICTS_MAX: Final = 200
-"""Commits of others that come first, before a change of the control record is given up."""
+"""Commits of others that come first, before a change of the manifest is given up."""
 
 
 class Trims(Protocol):
@@ -43,38 +43,38 @@ class Trims(Protocol):
 class TrimDecision(NamedTuple):
     log_start: int
     """After it."""
-    control: Control | None
+    manifest: Manifest | None
     """The record to put by CAS; None when there is nothing to delete."""
 
 
-def decide_trim(control: Control, before: int) -> TrimDecision:
-    """What trimming makes of an OPEN control record. Raises `OffsetOutOfRange`.
+def decide_trim(manifest: Manifest, before: int) -> TrimDecision:
+    """What trimming makes of an OPEN manifest. Raises `OffsetOutOfRange`.
 
     Entries below the new log_start stay in `pending`, and are indexed as others are: the collector looks for references there.
     """
-    assert control.log_state is LogState.OPEN
+    assert manifest.log_state is LogState.OPEN
     if before == HIGH_WATERMARK:
-        before = control.sequence_counter
-    if not 0 <= before <= control.sequence_counter:
-        raise out_of_range(control, before)
-    if before <= control.log_start:
-        return TrimDecision(control.log_start, None)
-    return TrimDecision(before, msgspec.structs.replace(control, log_start=before))
+        before = manifest.sequence_counter
+    if not 0 <= before <= manifest.sequence_counter:
+        raise out_of_range(manifest, before)
+    if before <= manifest.log_start:
+        return TrimDecision(manifest.log_start, None)
+    return TrimDecision(before, msgspec.structs.replace(manifest, log_start=before))
 
 
-def existing(log: PartitionLog) -> Control:
-    """The control record of a log that has just been refreshed. Raise what keeps it from being read, `NotFound` if it does not exist."""
-    if log.seen.control is None and log.seen.broken is None and not log.seen.is_behind:
+def existing(log: PartitionLog) -> Manifest:
+    """The manifest of a log that has just been refreshed. Raise what keeps it from being read, `NotFound` if it does not exist."""
+    if log.seen.manifest is None and log.seen.broken is None and not log.seen.is_behind:
         raise NotFound(f"no such partition: {log.partition}")
     return readable(log)
 
 
-def _open(log: PartitionLog) -> Control:
+def _open(log: PartitionLog) -> Manifest:
     """As `existing`. Raise `Fenced` if nothing may change."""
-    control = existing(log)
-    if control.log_state is LogState.FENCED:
+    manifest = existing(log)
+    if manifest.log_state is LogState.FENCED:
         raise Fenced(f"the partition is fenced: {log.partition}")
-    return control
+    return manifest
 
 
 class Trimmer:
@@ -85,42 +85,42 @@ class Trimmer:
         *,
         metadata: MetadataStore,
         partitions: Partitions,
-        control_reads: ControlReads,
+        manifest_reads: ManifestReads,
         entropy: Entropy = os.urandom,
         limits: LogLimits = DEFAULT_LIMITS,
     ) -> None:
-        self._changes = _Changes(metadata, partitions, control_reads, entropy, write_timeout_s=limits.trim_write_timeout_s)
-        self._control_reads = control_reads
+        self._changes = _Changes(metadata, partitions, manifest_reads, entropy, write_timeout_s=limits.trim_write_timeout_s)
+        self._manifest_reads = manifest_reads
 
     async def trim(self, partition: PartitionId, before: int) -> int:
         log_start = -1
 
-        async def decide(log: PartitionLog) -> Control | None:
+        async def decide(log: PartitionLog) -> Manifest | None:
             nonlocal before, log_start
             try:
                 decision = decide_trim(_open(log), before)
             except OffsetOutOfRange:
                 # A deposed leader may not have heard of it, and no retry heals the answer: a write shows that the record is the newest.
-                await asyncio.wait({proof := self._control_reads.prove(log)})
+                await asyncio.wait({proof := self._manifest_reads.prove(log)})
                 if (failure := failure_of(proof, log)) is not None:
                     raise failure from None
                 decision = decide_trim(_open(log), before)
             # Of HIGH_WATERMARK: what is appended while this is tried again was not meant.
             before = log_start = decision.log_start
-            return decision.control
+            return decision.manifest
 
         await self._changes.apply(partition, decide, f"trim {partition} before offset {before}")
         return log_start
 
 
-def decide_fence(control: Control, *, fenced: bool) -> Control | None:
-    """A control record that takes no appends, or takes them again; None if it is so already. Raises `NotFound` for a deleted partition."""
-    if control.log_state is LogState.DELETED:
+def decide_fence(manifest: Manifest, *, fenced: bool) -> Manifest | None:
+    """A manifest that takes no appends, or takes them again; None if it is so already. Raises `NotFound` for a deleted partition."""
+    if manifest.log_state is LogState.DELETED:
         raise NotFound("the partition was deleted")
     wanted = LogState.FENCED if fenced else LogState.OPEN
-    if control.log_state is wanted:
+    if manifest.log_state is wanted:
         return None
-    return msgspec.structs.replace(control, log_state=wanted, fence_epoch=control.fence_epoch + (1 if fenced else 0))
+    return msgspec.structs.replace(manifest, log_state=wanted, fence_epoch=manifest.fence_epoch + (1 if fenced else 0))
 
 
 class Fencer:
@@ -131,12 +131,12 @@ class Fencer:
         *,
         metadata: MetadataStore,
         partitions: Partitions,
-        control_reads: ControlReads,
+        manifest_reads: ManifestReads,
         entropy: Entropy = os.urandom,
         limits: LogLimits = DEFAULT_LIMITS,
     ) -> None:
-        self._changes = _Changes(metadata, partitions, control_reads, entropy, write_timeout_s=limits.trim_write_timeout_s)
-        self._control_reads = control_reads
+        self._changes = _Changes(metadata, partitions, manifest_reads, entropy, write_timeout_s=limits.trim_write_timeout_s)
+        self._manifest_reads = manifest_reads
 
     async def fence(self, partition: PartitionId) -> int:
         """Return the end of the log, which is final until `unfence`. A partition may be fenced already.
@@ -153,12 +153,12 @@ class Fencer:
     async def _set(self, partition: PartitionId, *, fenced: bool) -> int:
         end = -1
 
-        async def decide(log: PartitionLog) -> Control | None:
+        async def decide(log: PartitionLog) -> Manifest | None:
             nonlocal end
             decided = decide_fence(existing(log), fenced=fenced)
             if decided is None:
                 # A deposed leader may not have heard of the opposite: a write shows that the record is the newest.
-                await asyncio.wait({proof := self._control_reads.prove(log)})
+                await asyncio.wait({proof := self._manifest_reads.prove(log)})
                 if (failure := failure_of(proof, log)) is not None:
                     raise failure
                 decided = decide_fence(existing(log), fenced=fenced)
@@ -170,18 +170,18 @@ class Fencer:
 
 
 class _Changes:
-    """Changes of control records that are no appends: read, decide, CAS, and again if others were first."""
+    """Changes of manifests that are no appends: read, decide, CAS, and again if others were first."""
 
     def __init__(
-        self, metadata: MetadataStore, partitions: Partitions, control_reads: ControlReads, entropy: Entropy, *, write_timeout_s: float
+        self, metadata: MetadataStore, partitions: Partitions, manifest_reads: ManifestReads, entropy: Entropy, *, write_timeout_s: float
     ) -> None:
         self._write_timeout_s = write_timeout_s
         self._metadata = metadata
         self._partitions = partitions
-        self._control_reads = control_reads
+        self._manifest_reads = manifest_reads
         self._entropy = entropy
 
-    async def apply(self, partition: PartitionId, decide: Callable[[PartitionLog], Awaitable[Control | None]], what: str) -> None:
+    async def apply(self, partition: PartitionId, decide: Callable[[PartitionLog], Awaitable[Manifest | None]], what: str) -> None:
         """Put what `decide` makes of the newest record; None: there is nothing to do. An attempt that may have happened is repeated, so
         `decide` gives None for its own result.
 
@@ -193,20 +193,20 @@ class _Changes:
         attempt = conflicts = 0
         while attempt < ATTEMPTS_MAX and conflicts < CONFLICTS_MAX:
             try:
-                await self._control_reads.refresh([log])
+                await self._manifest_reads.refresh([log])
             except Unavailable as error:
                 if unknown is None:
                     raise
                 raise OutcomeUnknown(f"{what}: cause={error}") from error
-            control = await decide(log)
-            if control is None:
+            manifest = await decide(log)
+            if manifest is None:
                 return
             asked_s = asyncio.get_running_loop().time()
-            outcome = await self._write(Put(log.keys.control, encode(control), log.seen.version))
+            outcome = await self._write(Put(log.keys.manifest, encode(manifest), log.seen.version))
             match outcome:
                 case Applied((result,)) if result.status is Status.OK:
                     assert result.version is not None, "a successful put has a version"
-                    log.observe(control, result.version, asked_s)
+                    log.observe(manifest, result.version, asked_s)
                     return
                 case Applied():
                     # Somebody appends all the time: whoever tries at once more often has its turn sooner than who waits for quiet.

@@ -1,7 +1,7 @@
 """The proof that an unknown producer goes on from a deleted topic of the name, so that it begins at once (ADR 28).
 
 The batch is the next one behind the last that was appended there, as all before it were. The other proof, an expired state that the batch
-goes on from, is in the control record: `decide` finds it.
+goes on from, is in the manifest: `decide` finds it.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Final
 from runtime.clock import Clock
 from runtime.supervision import Nursery
 from storage.errors import StorageError
-from storage.formats.control import Control, LogState, decode_control
+from storage.formats.manifest import LogState, Manifest, decode_manifest
 from storage.limits import PRODUCER_PAGES_MAX
 from storage.log.batch import Batch
 from storage.log.decide import FORGOTTEN_AFTER, follows
@@ -78,40 +78,40 @@ class UnknownProducers:
         former = await self._former(log.partition.topic_id)
         if not former:
             return []
-        wanted = [PartitionKeys(log.partition._replace(topic_id=topic_id)).control for topic_id in former]
+        wanted = [PartitionKeys(log.partition._replace(topic_id=topic_id)).manifest for topic_id in former]
         records = await self._metadata.get_many(wanted)
-        tombstones = [decode_control(record.value, path=record.path) for record in records if record is not None]
-        if any(control.log_state is not LogState.DELETED for control in tombstones):
+        tombstones = [decode_manifest(record.value, path=record.path) for record in records if record is not None]
+        if any(manifest.log_state is not LogState.DELETED for manifest in tombstones):
             return []  # read from a deposed leader: more may have been appended since
         forgotten_before_ms = self._clock.now_ms() - self._kept_ms
         return [batch for batch in batches if _follows_last(tombstones, batch, forgotten_before_ms=forgotten_before_ms)]
 
 
-def proved_for(commit: Commit, control: Control) -> Mapping[int, PermittedStart]:
-    """The proofs of `commit` that hold at `control`: of producers that the partition never knew, so that nothing is appended twice.
+def proved_for(commit: Commit, manifest: Manifest) -> Mapping[int, PermittedStart]:
+    """The proofs of `commit` that hold at `manifest`: of producers that the partition never knew, so that nothing is appended twice.
 
     It knows one whose state has expired. It may have known any if it ever had all its pages: then it forgets early.
     """
-    if commit.begin_at is None or len(control.pages) >= PRODUCER_PAGES_MAX:
+    if commit.begin_at is None or len(manifest.pages) >= PRODUCER_PAGES_MAX:
         return {}
     claimed = {batch.producer_id for batch in commit.batches}
     return {
         producer_id: start
         for producer_id, start in commit.begin_at.items()
-        if producer_id in claimed and find(control, commit.pages, producer_id) is None
+        if producer_id in claimed and find(manifest, commit.pages, producer_id) is None
     }
 
 
-def _follows_last(tombstones: Sequence[Control], batch: Batch, *, forgotten_before_ms: int) -> bool:
+def _follows_last(tombstones: Sequence[Manifest], batch: Batch, *, forgotten_before_ms: int) -> bool:
     """Whether `batch` is the next one behind the last that any of `tombstones`, the newest ahead, has of its producer.
 
     Not behind an older one than the topic of today would remember: it may have had `batch`, and forgotten it.
     """
-    for control in tombstones:
-        known = control.producers.get(batch.producer_id)
+    for manifest in tombstones:
+        known = manifest.producers.get(batch.producer_id)
         if known is not None:
             return follows(known, batch) and not is_expired(known, before_ms=forgotten_before_ms)
-        if control.pages:
+        if manifest.pages:
             return False  # its pages, which may have known the producer, go with the topic
     return False
 

@@ -44,7 +44,7 @@ ZONE_SECRET = Key(f"{ROOT}/zone-secret", ROOT)
 BROKERS_PREFIX = f"{ROOT}/brokers/"
 PROBES_PREFIX = f"{ROOT}/probes/"
 TOPICS_PREFIX = f"{ROOT}/topics/"
-CONTROL_SUFFIX = "/meta/control"
+MANIFEST_SUFFIX = "/meta/control"
 
 
 def topic(name: str) -> Key:
@@ -176,11 +176,11 @@ class GroupKeys:
 class PartitionKeys:
     """The keys of one partition."""
 
-    __slots__ = ("control", "partition_key")
+    __slots__ = ("manifest", "partition_key")
 
     def __init__(self, partition: PartitionId) -> None:
         self.partition_key = f"{partition.topic_id}/{partition.partition}"
-        self.control = Key(f"{ROOT}/{partition.topic_id}/partitions/{partition.partition:05}{CONTROL_SUFFIX}", self.partition_key)
+        self.manifest = Key(f"{ROOT}/{partition.topic_id}/partitions/{partition.partition:05}{MANIFEST_SUFFIX}", self.partition_key)
 
     @property
     def index_prefix(self) -> str:
@@ -196,7 +196,7 @@ class PartitionKeys:
 
     @property
     def _root(self) -> str:
-        return self.control.path.removesuffix(CONTROL_SUFFIX)
+        return self.manifest.path.removesuffix(MANIFEST_SUFFIX)
 
     def index(self, end: int) -> Key:
         return Key(f"{self.index_prefix}{end:020}", self.partition_key)
@@ -233,9 +233,9 @@ class PartitionKeys:
         return Key(start, self.partition_key), end
 
 
-def partition_of_control(path: str) -> PartitionId | None:
-    """The partition whose control record lives at `path`; None for every other key."""
+def partition_of_manifest(path: str) -> PartitionId | None:
+    """The partition whose manifest lives at `path`; None for every other key."""
     parts = path.split("/")
-    if len(parts) != 6 or parts[0] != ROOT or parts[2] != "partitions" or not path.endswith(CONTROL_SUFFIX):
+    if len(parts) != 6 or parts[0] != ROOT or parts[2] != "partitions" or not path.endswith(MANIFEST_SUFFIX):
         return None
     return PartitionId(TopicId(parts[1]), int(parts[3]))

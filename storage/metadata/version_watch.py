@@ -17,7 +17,7 @@ import structlog
 from runtime.ids import IdSource
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import StorageError, Unavailable
-from storage.metadata.keys import CONTROL_SUFFIX, age_witness
+from storage.metadata.keys import MANIFEST_SUFFIX, age_witness
 from storage.metadata.port import (
     ABSENT,
     Applied,
@@ -49,8 +49,8 @@ WITNESS_SESSION_MS: Final = 5_000
 _log = structlog.get_logger("stores")
 
 
-class PutControl(NamedTuple):
-    """A control record that was put, and the version that the put got."""
+class PutManifest(NamedTuple):
+    """A manifest that was put, and the version that the put got."""
 
     key: Key
     version: int
@@ -87,7 +87,7 @@ async def read_certainly(metadata: MetadataStore, keys: Sequence[Key], *, name: 
 class VersionWatch:
     """A `MetadataStore` that refuses everything once the metadata were seen to have gone back: reads raise `Unavailable`.
 
-    `commits` has the last control record that was put, by shard: what marks name (storage/catalog/collections.py).
+    `commits` has the last manifest that was put, by shard: what marks name (storage/catalog/collections.py).
     """
 
     def __init__(self, inner: MetadataStore, *, ids: IdSource, telemetry: Telemetry, on_lost: Callable[[str], None]) -> None:
@@ -97,7 +97,7 @@ class VersionWatch:
         self._on_lost = on_lost
         self._newest: dict[int, int] = {}
         self._gauge = telemetry.gauge(WENT_BACK)
-        self.commits: dict[int, PutControl] = {}
+        self.commits: dict[int, PutManifest] = {}
         self.lost: str | None = None
         """Why nothing is answered any more."""
 
@@ -138,8 +138,8 @@ class VersionWatch:
                     return Unknown(self.lost or "")
                 if version > self._newest.get(shard, -1):
                     self._newest[shard] = version
-                    if isinstance(op, Put) and op.key.path.endswith(CONTROL_SUFFIX):
-                        self.commits[shard] = PutControl(op.key, version)
+                    if isinstance(op, Put) and op.key.path.endswith(MANIFEST_SUFFIX):
+                        self.commits[shard] = PutManifest(op.key, version)
         return outcome
 
     async def get_many(self, keys: Sequence[Key]) -> list[Record | None]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from runtime.ulid import decode_ulid
-from storage.formats.control import Control, Entry, EntrySource, IndexChunk, SegmentEntry, object_of
+from storage.formats.manifest import Entry, EntrySource, IndexChunk, Manifest, SegmentEntry, object_of
 from storage.verify.findings import FindingKind, StoreFinding, finding
 from storage.vocabulary import PartitionId
 
@@ -96,50 +96,50 @@ def of_chunk(chunk: IndexChunk, *, key: str, expected_key: str, partition: Parti
     yield from _in_order(entries, key=key, partition=partition)
 
 
-def of_control(control: Control, *, key: str, partition: PartitionId) -> Iterator[StoreFinding]:
-    """What is wrong with a control record by itself. Its decoder has compared counters with each other."""
-    pending, newest = control.pending, control.segment
+def of_manifest(manifest: Manifest, *, key: str, partition: PartitionId) -> Iterator[StoreFinding]:
+    """What is wrong with a manifest by itself. Its decoder has compared counters with each other."""
+    pending, newest = manifest.pending, manifest.segment
     yield from _in_order(pending, key=key, partition=partition)
-    if pending and pending[-1].last + 1 != control.sequence_counter:
+    if pending and pending[-1].last + 1 != manifest.sequence_counter:
         last = pending[-1].last
-        above = last >= control.sequence_counter
+        above = last >= manifest.sequence_counter
         yield finding(
-            FindingKind.ABOVE_THE_END if above else FindingKind.CONTROL_CONTRADICTS,
-            f"pending ends at {last}, sequence_counter={control.sequence_counter}",
+            FindingKind.ABOVE_THE_END if above else FindingKind.MANIFEST_CONTRADICTS,
+            f"pending ends at {last}, sequence_counter={manifest.sequence_counter}",
             key=key,
-            first=min(last + 1, control.sequence_counter),
-            last=max(last, control.sequence_counter - 1),
+            first=min(last + 1, manifest.sequence_counter),
+            last=max(last, manifest.sequence_counter - 1),
         )
     expected = 0 if newest is None else newest.last + 1
-    if expected != control.compaction_cursor:
+    if expected != manifest.compaction_cursor:
         yield finding(
-            FindingKind.CONTROL_CONTRADICTS,
-            f"compaction_cursor={control.compaction_cursor}, but the newest segment "
+            FindingKind.MANIFEST_CONTRADICTS,
+            f"compaction_cursor={manifest.compaction_cursor}, but the newest segment "
             + ("is not named" if newest is None else f"ends at {newest.last}"),
             key=key,
-            first=min(expected, control.compaction_cursor),
-            last=max(expected, control.compaction_cursor) - 1,
+            first=min(expected, manifest.compaction_cursor),
+            last=max(expected, manifest.compaction_cursor) - 1,
         )
-    if pending and control.max_timestamp != pending[-1].running_max_timestamp:
+    if pending and manifest.max_timestamp != pending[-1].running_max_timestamp:
         yield finding(
             FindingKind.RUNNING_MAXIMUM,
-            f"max_timestamp={control.max_timestamp}, but the last entry has running_max_timestamp={pending[-1].running_max_timestamp}",
+            f"max_timestamp={manifest.max_timestamp}, but the last entry has running_max_timestamp={pending[-1].running_max_timestamp}",
             key=key,
             first=pending[-1].base,
             last=pending[-1].last,
         )
 
 
-def of_bytes(control: Control, found_bytes: int, *, begin: int, key: str) -> StoreFinding | None:
+def of_bytes(manifest: Manifest, found_bytes: int, *, begin: int, key: str) -> StoreFinding | None:
     """`found_bytes` are those of all batches from offset `begin` to the end. `bytes_total` never falls, whatever is trimmed."""
-    if found_bytes == control.bytes_total or (begin > 0 and found_bytes < control.bytes_total):
+    if found_bytes == manifest.bytes_total or (begin > 0 and found_bytes < manifest.bytes_total):
         return None
     return finding(
         FindingKind.BYTES_TOTAL,
-        f"bytes_total={control.bytes_total}, entries from {begin} on have {found_bytes} bytes",
+        f"bytes_total={manifest.bytes_total}, entries from {begin} on have {found_bytes} bytes",
         key=key,
         first=begin,
-        last=control.sequence_counter - 1,
+        last=manifest.sequence_counter - 1,
     )
 
 

@@ -34,10 +34,10 @@ class _Explained(NamedTuple):
 class FindingKind(Enum):
     """Every kind of finding. The value is its name in JSON."""
 
-    CONTROL_MISSING = "control_missing"
+    MANIFEST_MISSING = "control_missing"
     UNDECODABLE = "undecodable"
     NEWER_FORMAT = "newer_format"
-    CONTROL_CONTRADICTS = "control_contradicts"
+    MANIFEST_CONTRADICTS = "control_contradicts"
     ENTRIES_MISSING = "entries_missing"
     WRONG_KEY = "wrong_key"
     MALFORMED_ENTRY = "malformed_entry"
@@ -61,15 +61,15 @@ class FindingKind(Enum):
 
 
 _EXPLAINED: Final = {
-    FindingKind.CONTROL_MISSING: _Explained(
-        Severity.ERROR, "The topic exists and this partition has no control record: it can be neither read nor written.", _FROM_BACKUP
+    FindingKind.MANIFEST_MISSING: _Explained(
+        Severity.ERROR, "The topic exists and this partition has no manifest: it can be neither read nor written.", _FROM_BACKUP
     ),
     FindingKind.UNDECODABLE: _Explained(Severity.ERROR, "The record is not what was written: what it names cannot be found.", _FROM_BACKUP),
     FindingKind.NEWER_FORMAT: _Explained(
         Severity.ERROR, "A newer release wrote this, so it was not judged. That release can read it.", "Run this command of that release."
     ),
-    FindingKind.CONTROL_CONTRADICTS: _Explained(
-        Severity.ERROR, "The control record contradicts itself: some of these offsets cannot be found.", _REPORT
+    FindingKind.MANIFEST_CONTRADICTS: _Explained(
+        Severity.ERROR, "The manifest contradicts itself: some of these offsets cannot be found.", _REPORT
     ),
     FindingKind.ENTRIES_MISSING: _Explained(
         Severity.ERROR, "These offsets were committed, and nothing says where their records lie: they cannot be read.", _FROM_BACKUP

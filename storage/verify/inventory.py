@@ -13,7 +13,7 @@ import msgspec
 
 from runtime.clock import Clock
 from runtime.ulid import decode_ulid
-from storage.formats.control import Entry
+from storage.formats.manifest import Entry
 from storage.formats.segment import parse_segment_key
 from storage.formats.wal import object_key
 from storage.objects.port import ObjectStat
@@ -120,11 +120,11 @@ class Inventory:
             is_unreadable |= problem.kind in (FindingKind.UNDECODABLE, FindingKind.NEWER_FORMAT, FindingKind.ENTRIES_MISSING)
 
         walk = PartitionWalk(self.reading, one.partition, report)
-        control = await walk.start()
+        manifest = await walk.start()
         total = self._topics.setdefault(one.topic.name, TopicTotal(topic=one.topic.name)) if is_first else TopicTotal(topic="")
-        if control is not None:
+        if manifest is not None:
             total.partitions += 1
-            total.records += control.sequence_counter - control.log_start
+            total.records += manifest.sequence_counter - manifest.log_start
             async for page in walk.pages():
                 for source, _ in page:
                     if isinstance(source, Entry):
@@ -196,7 +196,7 @@ class PartitionTotal(msgspec.Struct, kw_only=True):
 
 
 async def partition_totals(reading: StoreReading, topics: Collection[str]) -> list[PartitionTotal]:
-    """By topic and partition. A partition without a control record that can be decoded is left out. Raises `Unavailable`."""
+    """By topic and partition. A partition without a manifest that can be decoded is left out. Raises `Unavailable`."""
     found: list[PartitionTotal] = []
 
     async def work(one: ActivePartition) -> None:
@@ -220,15 +220,15 @@ async def _total(reading: StoreReading, one: ActivePartition) -> PartitionTotal 
         is_readable &= problem.kind not in (FindingKind.UNDECODABLE, FindingKind.NEWER_FORMAT, FindingKind.ENTRIES_MISSING)
 
     walk = PartitionWalk(reading, one.partition, report)
-    control = await walk.start()
-    if control is None:
+    manifest = await walk.start()
+    if manifest is None:
         return None
     total = PartitionTotal(
         topic=one.topic.name,
         partition=one.partition.partition,
-        log_start=control.log_start,
-        log_end=control.sequence_counter,
-        records=control.sequence_counter - control.log_start,
+        log_start=manifest.log_start,
+        log_end=manifest.sequence_counter,
+        records=manifest.sequence_counter - manifest.log_start,
     )
     last_object = ""
     async for page in walk.pages():

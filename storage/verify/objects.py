@@ -14,7 +14,7 @@ import msgspec
 from runtime.lru import LruCache
 from storage.cache.singleflight import SingleFlight
 from storage.errors import Corrupt, EndsEarly, IncompatibleFormat, StorageError, without_frames
-from storage.formats.control import Entry, SegmentEntry, Spans, object_of
+from storage.formats.manifest import Entry, SegmentEntry, Spans, object_of
 from storage.formats.segment import FOOTER_READ_BYTES, SegmentFooter, check_block, decode_footer, footer_bytes_missing, segment_key
 from storage.formats.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from storage.formats.segment import decode_header as decode_segment_header

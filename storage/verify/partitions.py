@@ -1,6 +1,6 @@
 """The partitions that the catalog has, and all entries of one in the order of offsets, from the metadata alone.
 
-Brokers append and compactors move entries meanwhile. What is read is judged by a control record that was read before. So whatever seems to
+Brokers append and compactors move entries meanwhile. What is read is judged by a manifest that was read before. So whatever seems to
 be wrong is looked at again by a newer one, and is a finding only if that says that the entries have not moved.
 """
 
@@ -11,17 +11,17 @@ from typing import Final, NamedTuple
 
 from storage.catalog.topic import Topic, TopicState, decode_topic
 from storage.errors import Corrupt, IncompatibleFormat
-from storage.formats.control import Control, Entry, EntrySource, LogState, SegmentEntry, decode_chunk, decode_control, decode_segment
+from storage.formats.manifest import Entry, EntrySource, LogState, Manifest, SegmentEntry, decode_chunk, decode_manifest, decode_segment
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Record, children_of
-from storage.verify.entry_order import EntryOrder, OverlapCheck, about_source, malformed, of_chunk, of_control
+from storage.verify.entry_order import EntryOrder, OverlapCheck, about_source, malformed, of_chunk, of_manifest
 from storage.verify.findings import FindingKind, FindingReport, StoreFinding, finding, kind_of
 from storage.verify.reading import StoreReading
 from storage.vocabulary import PartitionId
 
 TOPICS_PER_PAGE: Final = 64
-CONTROLS_PER_PAGE: Final = 500
+MANIFESTS_PER_PAGE: Final = 500
 PARTITIONS_AT_A_TIME: Final = 8
 """Each holds a page of entries."""
 
@@ -81,19 +81,19 @@ async def count_offsets(reading: StoreReading, topics: Collection[str] = (), *, 
 
     async def count() -> int:
         found = 0
-        for record in await reading.records([PartitionKeys(one).control for one in page]):
+        for record in await reading.records([PartitionKeys(one).manifest for one in page]):
             if record is not None:
                 try:
-                    control = decode_control(record.value, path=record.path)
+                    manifest = decode_manifest(record.value, path=record.path)
                 except (Corrupt, IncompatibleFormat):
                     continue
-                found += control.sequence_counter - control.log_start
+                found += manifest.sequence_counter - manifest.log_start
         page.clear()
         return found
 
     async for one in active_partitions(reading, topics, lambda _: None, partition=partition):
         page.append(one.partition)
-        if len(page) == CONTROLS_PER_PAGE:
+        if len(page) == MANIFESTS_PER_PAGE:
             total += await count()
     return total + (await count() if page else 0)
 
@@ -113,14 +113,14 @@ class _Hole(NamedTuple):
 
 
 class PartitionWalk:
-    """One walk. `control` is the newest control record that was read, None once the partition is gone or cannot be read."""
+    """One walk. `manifest` is the newest manifest that was read, None once the partition is gone or cannot be read."""
 
     def __init__(self, reading: StoreReading, partition: PartitionId, report: FindingReport) -> None:
         self.partition = partition
         self.keys = PartitionKeys(partition)
-        self.control: Control | None = None
-        self.walked: Control | None = None
-        """The control record whose end was reached."""
+        self.manifest: Manifest | None = None
+        self.walked: Manifest | None = None
+        """The manifest whose end was reached."""
         self.order = EntryOrder()
         self.begin = 0
         self.is_whole = True
@@ -130,43 +130,43 @@ class PartitionWalk:
         self._report = report
         self._overlap = OverlapCheck()
 
-    async def start(self) -> Control | None:
-        """Read the control record, and report what is wrong with it."""
-        (record,) = await self._reading.records([self.keys.control])
+    async def start(self) -> Manifest | None:
+        """Read the manifest, and report what is wrong with it."""
+        (record,) = await self._reading.records([self.keys.manifest])
         if record is None:
             return None
         try:
-            control = decode_control(record.value, path=record.path)
+            manifest = decode_manifest(record.value, path=record.path)
         except (Corrupt, IncompatibleFormat) as error:
             self._report(finding(kind_of(error, FindingKind.UNDECODABLE), str(error), key=record.path))
             return None
-        if control.log_state is LogState.DELETED:
+        if manifest.log_state is LogState.DELETED:
             return None
-        self._report_all(of_control(control, key=record.path, partition=self.partition))
-        self.control = control
-        return control
+        self._report_all(of_manifest(manifest, key=record.path, partition=self.partition))
+        self.manifest = manifest
+        return manifest
 
-    async def refresh(self) -> Control | None:
-        """The control record as it is now. What is wrong with it is reported by `start`, or by the next verification."""
-        (record,) = await self._reading.records([self.keys.control])
-        self.control = None
+    async def refresh(self) -> Manifest | None:
+        """The manifest as it is now. What is wrong with it is reported by `start`, or by the next verification."""
+        (record,) = await self._reading.records([self.keys.manifest])
+        self.manifest = None
         if record is not None:
             try:
-                control = decode_control(record.value, path=record.path)
+                manifest = decode_manifest(record.value, path=record.path)
             except (Corrupt, IncompatibleFormat):
                 return None
-            self.control = control if control.log_state is not LogState.DELETED else None
-        return self.control
+            self.manifest = manifest if manifest.log_state is not LogState.DELETED else None
+        return self.manifest
 
     async def is_live(self, located: LocatedSource) -> bool:
         """Whether readers still use `source`, by reads issued now: if not, its object may be gone."""
         source = located.source
-        control = await self.refresh()
-        if control is None or source.last < control.log_start:
+        manifest = await self.refresh()
+        if manifest is None or source.last < manifest.log_start:
             return False
         if isinstance(source, Entry):
-            return source.last >= control.compaction_cursor
-        if source.object_id in [named.object_id for named in (control.segment, control.rewritten) if named is not None]:
+            return source.last >= manifest.compaction_cursor
+        if source.object_id in [named.object_id for named in (manifest.segment, manifest.rewritten) if named is not None]:
             return True
         (record,) = await self._reading.records([self.keys.segment(source.last)])
         try:
@@ -176,12 +176,12 @@ class PartitionWalk:
 
     async def pages(self) -> AsyncIterator[list[LocatedSource]]:
         """The sources from log_start on, in pages. Reports what is wrong with the keys on the way. Call `start` first."""
-        assert self.control is not None
-        offset = self.begin = self.control.log_start
+        assert self.manifest is not None
+        offset = self.begin = self.manifest.log_start
         looked_again_at, is_first = -1, True
-        while self.control is not None and offset < self.control.sequence_counter:
-            control = self.control
-            found, hole = await (self._segments if offset < control.compaction_cursor else self._entries)(control, offset)
+        while self.manifest is not None and offset < self.manifest.sequence_counter:
+            manifest = self.manifest
+            found, hole = await (self._segments if offset < manifest.compaction_cursor else self._entries)(manifest, offset)
             if found:
                 if is_first:
                     self.begin, is_first = found[0].source.base, False
@@ -203,25 +203,25 @@ class PartitionWalk:
                 self.is_whole = False
                 self.order.begin_anew()
                 offset = newer.log_start
-            elif looked_again_at != offset or (offset < control.compaction_cursor) != (offset < newer.compaction_cursor):
+            elif looked_again_at != offset or (offset < manifest.compaction_cursor) != (offset < newer.compaction_cursor):
                 looked_again_at = offset
                 await asyncio.sleep(self._limits.second_look_s)
             else:
                 self.is_whole = False
                 self.order.begin_anew()
-                self._report(self._missing(control, hole._replace(begin=offset)))
+                self._report(self._missing(manifest, hole._replace(begin=offset)))
                 offset = hole.end
-        self.walked = self.control
+        self.walked = self.manifest
 
-    async def _segments(self, control: Control, offset: int) -> tuple[list[LocatedSource], _Hole | None]:
-        newest = control.segment
-        listed_end = control.compaction_cursor if newest is None else newest.base
+    async def _segments(self, manifest: Manifest, offset: int) -> tuple[list[LocatedSource], _Hole | None]:
+        newest = manifest.segment
+        listed_end = manifest.compaction_cursor if newest is None else newest.base
         found: list[LocatedSource] = []
         if newest is not None and offset >= listed_end:
             if newest.last < offset:  # the cursor is above it, as was reported
-                return [], _Hole(offset, control.compaction_cursor)
-            return [LocatedSource(newest, self.keys.control.path)], None
-        offset = self._merge_at(control, offset, found)
+                return [], _Hole(offset, manifest.compaction_cursor)
+            return [LocatedSource(newest, self.keys.manifest.path)], None
+        offset = self._merge_at(manifest, offset, found)
         for record in await self._page(self.keys.segment(offset).path, self.keys.segments_prefix, self._limits.segments_per_page):
             segment = self._segment_of(record)
             if segment is None:
@@ -231,17 +231,17 @@ class PartitionWalk:
             if segment.last >= offset:
                 found.append(LocatedSource(segment, record.path))
                 offset = segment.last + 1
-            offset = self._merge_at(control, offset, found)
+            offset = self._merge_at(manifest, offset, found)
             if offset >= listed_end:
                 return found, None
         return found, None if found else _Hole(offset, listed_end)
 
-    def _merge_at(self, control: Control, offset: int, found: list[LocatedSource]) -> int:
+    def _merge_at(self, manifest: Manifest, offset: int, found: list[LocatedSource]) -> int:
         """Add the merge under way if it holds `offset`. Return the offset behind it."""
-        merged = control.rewritten
+        merged = manifest.rewritten
         if merged is None or not merged.base <= offset <= merged.last:
             return offset
-        found.append(LocatedSource(merged, self.keys.control.path))
+        found.append(LocatedSource(merged, self.keys.manifest.path))
         return merged.last + 1
 
     def _segment_of(self, record: Record) -> SegmentEntry | None:
@@ -257,13 +257,13 @@ class PartitionWalk:
             self._report(about_source(FindingKind.MALFORMED_ENTRY, wrong, segment, key=record.path, partition=self.partition))
         return segment
 
-    async def _entries(self, control: Control, offset: int) -> tuple[list[LocatedSource], _Hole | None]:
-        pending = control.pending
-        indexed_end = pending[0].base if pending else control.sequence_counter
+    async def _entries(self, manifest: Manifest, offset: int) -> tuple[list[LocatedSource], _Hole | None]:
+        pending = manifest.pending
+        indexed_end = pending[0].base if pending else manifest.sequence_counter
         if offset >= indexed_end:
-            found = [LocatedSource(entry, self.keys.control.path) for entry in pending if entry.last >= offset]
+            found = [LocatedSource(entry, self.keys.manifest.path) for entry in pending if entry.last >= offset]
             self._compare(found)
-            return found, None if found else _Hole(offset, control.sequence_counter)
+            return found, None if found else _Hole(offset, manifest.sequence_counter)
         found = []
         for record in await self._page(self.keys.index(offset).path, self.keys.index_prefix, self._limits.chunks_per_page):
             for one in self._chunk_of(record):
@@ -302,45 +302,47 @@ class PartitionWalk:
 
         Chunks of pending entries may be there, and the newest segment.
         """
-        control = self.walked
-        if control is None:
+        manifest = self.walked
+        if manifest is None:
             return
-        start = self.keys.index(control.pending[0].base if control.pending else control.sequence_counter).path
+        start = self.keys.index(manifest.pending[0].base if manifest.pending else manifest.sequence_counter).path
         while records := await self._page(start, self.keys.index_prefix, self._limits.chunks_per_page):
             # What was appended meanwhile is not above the end of a log that is read after it.
             found = [one for record in records for one in self._chunk_of(record)]
-            await self._above(found, lambda control: control.sequence_counter, "sequence_counter")
+            await self._above(found, lambda manifest: manifest.sequence_counter, "sequence_counter")
             start = f"{records[-1].path}!"
-        if control.segment is None:
-            start = self.keys.segment(control.compaction_cursor).path
+        if manifest.segment is None:
+            start = self.keys.segment(manifest.compaction_cursor).path
         else:
-            start = self.keys.segment(control.segment.base).path
+            start = self.keys.segment(manifest.segment.base).path
         records = await self._page(start, self.keys.segments_prefix, self._limits.segments_per_page)
         segments = [LocatedSource(segment, record.path) for record in records if (segment := self._segment_of(record)) is not None]
-        await self._above(segments, lambda control: control.compaction_cursor, "compaction_cursor")
+        await self._above(segments, lambda manifest: manifest.compaction_cursor, "compaction_cursor")
 
-    async def _above(self, found: list[LocatedSource], bound: Callable[[Control], int], name: str) -> None:
+    async def _above(self, found: list[LocatedSource], bound: Callable[[Manifest], int], name: str) -> None:
         end = -1
         for look in range(2):
             if look and found:
                 await asyncio.sleep(self._limits.second_look_s)
-            control = await self.refresh() if found else None
-            if control is None:
+            manifest = await self.refresh() if found else None
+            if manifest is None:
                 return
-            end = bound(control)
+            end = bound(manifest)
             found = [one for one in found if one.source.last >= end]
         for one in found:
             text = f"{name}={end}"
             self._report(about_source(FindingKind.ABOVE_THE_END, text, one.source, key=one.key, partition=self.partition))
 
-    def _missing(self, control: Control, hole: _Hole) -> StoreFinding:
-        is_compacted = hole.begin < control.compaction_cursor
+    def _missing(self, manifest: Manifest, hole: _Hole) -> StoreFinding:
+        is_compacted = hole.begin < manifest.compaction_cursor
         place = self.keys.segments_prefix if is_compacted else self.keys.index_prefix
-        text = f"no {'segment' if is_compacted else 'entry'} covers these offsets, though the log goes from {control.log_start} to "
-        return finding(FindingKind.ENTRIES_MISSING, f"{text}{control.sequence_counter - 1}", key=place, first=hole.begin, last=hole.end - 1)
+        text = f"no {'segment' if is_compacted else 'entry'} covers these offsets, though the log goes from {manifest.log_start} to "
+        return finding(
+            FindingKind.ENTRIES_MISSING, f"{text}{manifest.sequence_counter - 1}", key=place, first=hole.begin, last=hole.end - 1
+        )
 
     async def _page(self, start: str, prefix: str, count: int) -> list[Record]:
-        return await self._reading.page(self.keys.control._replace(path=start), children_of(prefix.removesuffix("/"))[1], count)
+        return await self._reading.page(self.keys.manifest._replace(path=start), children_of(prefix.removesuffix("/"))[1], count)
 
     def _report_all(self, findings: Iterable[StoreFinding]) -> None:
         for one in findings:

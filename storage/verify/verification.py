@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from storage.catalog.topic import TopicState, decode_topic
 from storage.errors import Corrupt, EndsEarly, IncompatibleFormat, NotFound
-from storage.formats.control import Control, Entry, PageRef, SegmentEntry, Spans, decode_page
+from storage.formats.manifest import Entry, Manifest, PageRef, SegmentEntry, Spans, decode_page
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
 from storage.verify.entry_order import about_source, malformed, of_bytes
@@ -28,7 +28,7 @@ from storage.vocabulary import ObjectId, PartitionId
 OffsetsPassed = Callable[[int], None]
 
 SAMPLE_PARTS: Final = 10_000
-CONTROL_READS_MAX: Final = 3
+MANIFEST_READS_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class PartitionCheck:
         self.checked = Checked()
 
     async def run(self) -> bool:
-        """False if the partition has no control record, or a tombstone, or one that cannot be read, as was reported then."""
+        """False if the partition has no manifest, or a tombstone, or one that cannot be read, as was reported then."""
         walk = self._walk
         if await walk.start() is None:
             return False
@@ -98,21 +98,21 @@ class PartitionCheck:
                     tasks.create_task(self._check(located))
             self._moved(page[-1].source.last + 1 - page[0].source.base)
         await walk.look_above()
-        control = walk.walked
-        if control is None:
+        manifest = walk.walked
+        if manifest is None:
             return True
-        if walk.is_whole and self._segment_bytes is not None and control.log_start < control.sequence_counter:
-            self._check_bytes(control)
-        await self._check_pages(control)
+        if walk.is_whole and self._segment_bytes is not None and manifest.log_start < manifest.sequence_counter:
+            self._check_bytes(manifest)
+        await self._check_pages(manifest)
         await self._check_compaction()
         return True
 
-    def _check_bytes(self, control: Control) -> None:
+    def _check_bytes(self, manifest: Manifest) -> None:
         wrong = of_bytes(
-            control,
+            manifest,
             self._walk.order.entries_bytes + (self._segment_bytes or 0),
             begin=self._walk.begin,
-            key=self._walk.keys.control.path,
+            key=self._walk.keys.manifest.path,
         )
         if wrong is not None:
             self._report(wrong)
@@ -174,14 +174,14 @@ class PartitionCheck:
             found += await of_blocks(self._reading, segment, footer, key=key, partition=self._partition)
         return found
 
-    async def _check_pages(self, control: Control) -> None:
-        """The pages of producer states that the control record names. One that a newer record does not name may be gone."""
+    async def _check_pages(self, manifest: Manifest) -> None:
+        """The pages of producer states that the manifest names. One that a newer record does not name may be gone."""
         keys = self._walk.keys
         missing: list[PageRef] = []
-        for _ in range(CONTROL_READS_MAX):
-            records = await self._reading.records([keys.producer_page(page.name) for page in control.pages]) if control.pages else []
+        for _ in range(MANIFEST_READS_MAX):
+            records = await self._reading.records([keys.producer_page(page.name) for page in manifest.pages]) if manifest.pages else []
             missing = []
-            for page, record in zip(control.pages, records, strict=True):
+            for page, record in zip(manifest.pages, records, strict=True):
                 if record is None:
                     missing.append(page)
                     continue
@@ -199,7 +199,7 @@ class PartitionCheck:
             named = {page.name for page in newer.pages}
             if all(page.name in named for page in missing):
                 break
-            control = newer
+            manifest = newer
         for page in missing:
             text = f"no page of this name, for producers {page.first_pid}..{page.last_pid}"
             self._report(finding(FindingKind.PRODUCERS_MISSING, text, key=keys.producer_page(page.name).path))
@@ -269,7 +269,7 @@ class Verification:
 
         check = PartitionCheck(self._reading, self._heads, one.partition, depth=self._depth, report=report, moved=moved)
         if not await check.run() and not found and await self._is_active(one):
-            report(finding(FindingKind.CONTROL_MISSING, "there is none, or a tombstone", key=PartitionKeys(one.partition).control.path))
+            report(finding(FindingKind.MANIFEST_MISSING, "there is none, or a tombstone", key=PartitionKeys(one.partition).manifest.path))
         self.checked.add(check.checked)
 
     async def _is_active(self, one: ActivePartition) -> bool:

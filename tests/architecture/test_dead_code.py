@@ -18,7 +18,7 @@ ONLY_TESTS_USE: Final = {
     "broker.protocol.compiler compile_encoder": "the encoder without pauses, which the second opinion writes its requests with",
     "sim.groups.history longest_pause_s": "judges real brokers in tests/chaos as the simulation does its own",
     "sim.groups.history unprocessed": "judges real brokers in tests/chaos as the simulation does its own",
-    "storage.limits CONTROL_BYTES_TARGET": "what a test holds an encoded control record to",
+    "storage.limits MANIFEST_BYTES_TARGET": "what a test holds an encoded manifest to",
     "storage.metadata.port sort_key": "the order of keys in words of the contract, which each store's own order is compared with",
     "storage.records LZ4": "the number of a codec, beside those of the others",
     "storage.records SNAPPY": "the number of a codec, beside those of the others",

@@ -37,7 +37,7 @@ TOLD: Final = [
     ("commit", f"goes {GATHER_S * 1_000:g} ms after its first batch"),
     ("commit", f"When {DEFAULT_LIMITS.pending_entries_max} are pending"),
     ("commit", f"one put for {WORDS[DEFAULT_LIMITS.pending_entries_max]} appends"),
-    ("commit", f"would exceed {DEFAULT_LIMITS.control_bytes_max // KIB} KiB"),
+    ("commit", f"would exceed {DEFAULT_LIMITS.manifest_bytes_max // KIB} KiB"),
     ("commit", f"when there are more than {DEFAULT_LIMITS.writers_kept_max}"),
     ("commit", f"at most {DEFAULT_LIMITS.commit_timeout_s:g} s from sealing"),
     ("commit", f"the last {WORDS[PRODUCER_BATCHES_KEPT]} batches"),

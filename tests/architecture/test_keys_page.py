@@ -41,7 +41,7 @@ FUNCTIONS: Final[Mapping[str, Key]] = {
 OF_CLASSES: Final[Mapping[str, Key]] = {
     "GroupKeys.group": OF_GROUP.group,
     "GroupKeys.offset": OF_GROUP.offset(PARTITION),
-    "PartitionKeys.control": OF_PARTITION.control,
+    "PartitionKeys.manifest": OF_PARTITION.manifest,
     "PartitionKeys.index": OF_PARTITION.index(41),
     "PartitionKeys.segment": OF_PARTITION.segment(41),
     "PartitionKeys.index_witness": OF_PARTITION.index_witness(ULID),

@@ -47,7 +47,7 @@ ELSEWHERE: Final = {
     "process/settings/notation.py LABEL_CHARS_MAX": "a setting of the operator's, refused when it is loaded",
     "storage/log/writer.py TURNS_MAX": "how long commits wait for each other; what they are is bounded by carried_at_once_max",
     "storage/formats/levels.py LEVEL_MAX": "the newest format",
-    "storage/log/trim.py CONFLICTS_MAX": "attempts of one change of a control record, as ATTEMPTS_MAX",
+    "storage/log/trim.py CONFLICTS_MAX": "attempts of one change of a manifest, as ATTEMPTS_MAX",
     "storage/limits.py SEGMENT_BYTES_MAX": "an object that only this program makes",
     "storage/limits.py SEGMENT_BLOCKS_MAX": "in an object that only this program makes",
     "storage/limits.py SEGMENT_FOOTER_BYTES_MAX": "in an object that only this program makes",
@@ -72,7 +72,7 @@ ELSEWHERE: Final = {
     "storage/metadata/oxia/http2.py HEADERS_KEPT_BYTES_MAX": "a cache of answers' headers",
     # A command that looks at the stores: what does not fit is looked at again, or counted. tests/unit/storage/verify has their tests.
     "storage/verify/entry_order.py OVERLAP_ENTRIES_MAX": "entries that later chunks are compared with",
-    "storage/verify/verification.py CONTROL_READS_MAX": "looks at pages of producers that commits replace",
+    "storage/verify/verification.py MANIFEST_READS_MAX": "looks at pages of producers that commits replace",
     "storage/verify/reading.py VerifyLimits.findings_kept_max": "findings that are listed; the others are counted by kind",
     "storage/verify/reading.py VerifyLimits.slices_kept_max": "headers that are not read again",
     # How a thing is done: whoever asks gets the same answer, in the same memory.
@@ -108,7 +108,7 @@ ELSEWHERE: Final = {
     "storage/log/flush.py CONFLICTS_MAX": "from which share of conflicts on batches are gathered",
     "storage/log/fresh_reads.py READ_KEYS_MAX": "partitions in one read",
     "storage/log/limits.py LogLimits.read_sources_max": "against compaction of the log that is read",
-    "storage/log/carried.py LOOKED_AT_MAX": "control records that one look reads: the next goes on",
+    "storage/log/carried.py LOOKED_AT_MAX": "manifests that one look reads: the next goes on",
     "storage/log/partition.py LOOKED_AT_MAX": "logs that one use of another looks at for one to forget: the next use goes on",
     "storage/log/fresh_reads.py ATTEMPTS_MAX": "against others that write the record at the same time",
     "storage/log/partition.py DROPPED_KEPT_MAX": "slots of a list that are empty",

@@ -7,13 +7,13 @@ from typing import Final
 
 import pytest
 
-from storage.log.partition import Lane, PartitionLog, Readers, SeenControl
+from storage.log.partition import CachedManifest, Lane, PartitionLog, Readers
 from storage.log.producers import ProducerMemory
 from tests.architecture.test_modules import ROOT, modules
 from tests.architecture.trees import nodes_of, tree_of, walked
 
 WRITERS: Final = {
-    "seen": dict.fromkeys(SeenControl.__slots__, "storage/log/partition.py"),
+    "seen": dict.fromkeys(CachedManifest.__slots__, "storage/log/partition.py"),
     "lane": dict.fromkeys(Lane.__slots__, "storage/log/commit.py") | {"gathered": "storage/log/writer.py"},
     "readers": {"tail": "storage/log/partition.py", "wakers": "broker/delayed_fetch.py"},
     "producers": dict.fromkeys(ProducerMemory.__slots__, "storage/log/producers.py")
@@ -27,7 +27,7 @@ MUTATORS: Final = {
     *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "move_to_end", "pop", "popitem", "remove", "reverse"),
     *("setdefault", "sort", "update"),
 }
-CLASSES: Final = {"SeenControl": "seen", "Lane": "lane", "Readers": "readers", "ProducerMemory": "producers", "PartitionLog": "log"}
+CLASSES: Final = {"CachedManifest": "seen", "Lane": "lane", "Readers": "readers", "ProducerMemory": "producers", "PartitionLog": "log"}
 
 
 def writes(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
@@ -117,7 +117,7 @@ def test_each_field_of_what_is_remembered_of_a_partition_is_written_by_one_modul
 
 def test_every_field_has_a_writer_that_exists() -> None:
     for name, one in CLASSES.items():
-        fields = {"seen": SeenControl, "lane": Lane, "readers": Readers, "producers": ProducerMemory, "log": PartitionLog}[one].__slots__
+        fields = {"seen": CachedManifest, "lane": Lane, "readers": Readers, "producers": ProducerMemory, "log": PartitionLog}[one].__slots__
         assert set(WRITERS[one]) == set(fields), f"a field of {name} has no writer, or is no more"
         assert all((ROOT / Path(path)).exists() for path in WRITERS[one].values())
 
@@ -126,10 +126,10 @@ def test_every_field_has_a_writer_that_exists() -> None:
     ("source", "field"),
     [
         ("def f(log):\n    log.seen.version = 1", "seen.version"),
-        ("def f(log):\n    log.seen.control, log.seen.version = None, 1", "seen.version"),
+        ("def f(log):\n    log.seen.manifest, log.seen.version = None, 1", "seen.version"),
         ("def f(commit):\n    commit.log.seen.hinted_version -= 1", "seen.hinted_version"),
         ("def f(log):\n    seen = log.seen\n    seen.broken = None", "seen.broken"),
-        ("def f(known: SeenControl):\n    known.control = None", "seen.control"),
+        ("def f(known: CachedManifest):\n    known.manifest = None", "seen.manifest"),
         ("def f(x):\n    x.foreign_version = 3", "seen.foreign_version"),
         ("def f(log, c):\n    log.lane.commits.append(c)", "lane.commits"),
         ("def f(log):\n    del log.lane.commits[0]", "lane.commits"),
@@ -151,8 +151,8 @@ def test_a_write_from_elsewhere_is_found(source: str, field: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "def f(log):\n    control = log.seen.control\n    control = None",
-        "def f(self, log):\n    self.control = log.seen.control",
+        "def f(log):\n    manifest = log.seen.manifest\n    manifest = None",
+        "def f(self, log):\n    self.manifest = log.seen.manifest",
         "def f(log):\n    return log.producers.strangers.begin_at(1.0)",
         "def f(log):\n    names = list(log.lane.commits)\n    names.append(1)",
     ],

@@ -207,7 +207,7 @@ async def measure(native: Native, served: Served) -> Measured:
 
     async def fetch_of_both(client: AsyncClient) -> str:
         last = {partition: ends[partition] - 1 for partition in fetched}
-        # At its end, so that its control record is looked at.
+        # At its end, so that its manifest is looked at.
         answers = await client.fetch(TOPIC, {quiet: ends[quiet]} | last, max_wait_ms=100)
         found = {partition: (answer.error, answer.offsets) for partition, answer in answers.items() if partition != quiet}
         return "" if found == {partition: (0, [offset]) for partition, offset in last.items()} else str(found)

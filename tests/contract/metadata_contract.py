@@ -334,11 +334,11 @@ class MetadataStoreContract:
         records = await client.store.get_many([client.key(name) for name in ("a", "b", "c")])
         assert [record and record.version for record in records] == versions
 
-    async def test_a_chunk_and_a_control_record_travel_in_one_request(self, client: Client) -> None:
-        control = await client.put_ok("meta/control", b"1", expected=ABSENT)
+    async def test_a_chunk_and_a_manifest_travel_in_one_request(self, client: Client) -> None:
+        manifest = await client.put_ok("meta/control", b"1", expected=ABSENT)
         chunk = Put(client.key(f"index/{9:020}"), b"entries", ABSENT)
-        won = await client.write(chunk, Put(client.key("meta/control"), b"2", control))
-        late = await client.write(chunk, Put(client.key("meta/control"), b"other 2", control))
+        won = await client.write(chunk, Put(client.key("meta/control"), b"2", manifest))
+        late = await client.write(chunk, Put(client.key("meta/control"), b"other 2", manifest))
 
         assert [result.status for result in won] == [Status.OK, Status.OK]
         assert [result.status for result in late] == [Status.UNEXPECTED_VERSION, Status.UNEXPECTED_VERSION]

@@ -105,7 +105,7 @@ async def read_incarnation(client: AsyncClient, seen: Seen, topic_id: uuid.UUID)
         is_empty = True
         for part in answer["responses"][0]["partitions"]:
             if part["error_code"] == ErrorCode.kafka_storage_error:
-                is_empty = False  # a machine that is busy has not read its control record in time: clients ask again
+                is_empty = False  # a machine that is busy has not read its manifest in time: clients ask again
                 continue
             if part["error_code"]:
                 assert ErrorCode(part["error_code"]) in GONE, part

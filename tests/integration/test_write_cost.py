@@ -23,7 +23,7 @@ OTHERS_PER_S = 1.0
 
 @dataclass(frozen=True)
 class Cost:
-    """`commits` are compare-and-sets of control records, of which one request to the metadata store may carry many."""
+    """`commits` are compare-and-sets of manifests, of which one request to the metadata store may carry many."""
 
     puts: float
     writes: float

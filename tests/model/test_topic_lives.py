@@ -7,7 +7,7 @@ import pytest
 
 from storage.catalog import records
 from storage.catalog import topic as topic_module
-from storage.catalog.topic import Topic, TopicChanges, TopicIdRecord, create_controls
+from storage.catalog.topic import Topic, TopicChanges, TopicIdRecord, create_manifests
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Delete, Key, MetadataStore, Put
 from tests.model.topic_world import Actor, Program, World, Wrong, explore
@@ -114,7 +114,7 @@ class AddsLogsUnplanned(TopicChanges):
     async def add_partitions(self, topic: Topic, count: int) -> int:
         current, _ = await self._read_active(topic)
         before = current.partition_count
-        await create_controls(self._metadata, topic.topic_id, count, entropy=self._entropy, first=before)
+        await create_manifests(self._metadata, topic.topic_id, count, entropy=self._entropy, first=before)
         await self.replace(topic, lambda newest: msgspec.structs.replace(newest, partition_count=count), "add")
         return before
 

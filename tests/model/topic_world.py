@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from storage.catalog.topic import Topic, TopicChanges, TopicState, decode_topic, decode_topic_id
 from storage.errors import AlreadyExists, OutcomeUnknown, StorageError
-from storage.formats.control import LogState, decode_control
+from storage.formats.manifest import LogState, decode_manifest
 from storage.metadata import keys
 from storage.metadata.memory import Shard
 from storage.metadata.port import Applied, DeleteRange, Key, MetadataStore, Put, Record, Unknown, WriteOp, WriteOutcome
@@ -374,13 +374,13 @@ async def _uses_the_name(world: World, actor: Actor) -> None:
 
 @functools.cache
 def _partition_at(path: str) -> tuple[TopicId, int] | None:
-    at = keys.partition_of_control(path)
+    at = keys.partition_of_manifest(path)
     return None if at is None else (at.topic_id, at.partition)
 
 
 @functools.cache
 def _state_in(value: bytes) -> LogState:
-    return decode_control(value, path="").log_state
+    return decode_manifest(value, path="").log_state
 
 
 @functools.cache

@@ -8,11 +8,11 @@ from unittest import mock
 
 from sim.metadata import SimMetadata
 from storage.errors import Unavailable
-from storage.formats.control import Control
+from storage.formats.manifest import Manifest
 from storage.log.commit import Committer, DeadWriters, Send
 from storage.log.decide import Outcome
-from storage.log.fresh_reads import ControlReads, LogBounds, bounds_of
-from storage.log.partition import Commit, SeenControl
+from storage.log.fresh_reads import LogBounds, ManifestReads, bounds_of
+from storage.log.partition import CachedManifest, Commit
 from storage.log.writer import Uploader
 from storage.metadata.port import Put, WriteOp
 from storage.vocabulary import PartitionId
@@ -35,7 +35,7 @@ def retries_what_is_unknown_as_new() -> Iterator[None]:
 
 @contextlib.contextmanager
 def puts_without_condition() -> Iterator[None]:
-    """Control records and chunks are put whatever stands there."""
+    """Manifests and chunks are put whatever stands there."""
 
     def write(original: Original, self: SimMetadata, ops: Sequence[WriteOp]) -> Awaitable[object]:
         bare = [
@@ -97,20 +97,20 @@ def commits_before_the_upload() -> Iterator[None]:
 def tells_ends_from_memory() -> Iterator[None]:
     """The end of a partition is what this broker last heard of it (promise 5)."""
 
-    async def read(original: Original, self: ControlReads, partitions: Sequence[PartitionId]) -> list[LogBounds | Exception]:
+    async def read(original: Original, self: ManifestReads, partitions: Sequence[PartitionId]) -> list[LogBounds | Exception]:
         logs = [self._partitions.get(partition) for partition in partitions]
-        if any(log.seen.control is None for log in logs):
+        if any(log.seen.manifest is None for log in logs):
             return await original(self, partitions)  # type: ignore[no-any-return]
         return [bounds_of(log) for log in logs]
 
-    with _around(ControlReads, "read", read):
+    with _around(ManifestReads, "read", read):
         yield
 
 
 @contextlib.contextmanager
 def serves_what_it_once_knew() -> Iterator[None]:
     """Nobody asks again whether what lies below the known end was deleted meanwhile (promise 5)."""
-    with mock.patch.object(SeenControl, "may_be_old", return_value=False):
+    with mock.patch.object(CachedManifest, "may_be_old", return_value=False):
         yield
 
 
@@ -130,10 +130,10 @@ def refuses_for_certain_after_sending() -> Iterator[None]:
 
 @contextlib.contextmanager
 def drops_the_writers_of_the_living() -> Iterator[None]:
-    """Every other broker's entry leaves the control record with each commit."""
+    """Every other broker's entry leaves the manifest with each commit."""
 
-    def of(self: DeadWriters, control: Control) -> list[int]:
-        return [epoch for epoch in control.writers if epoch != self._epoch.current]
+    def of(self: DeadWriters, manifest: Manifest) -> list[int]:
+        return [epoch for epoch in manifest.writers if epoch != self._epoch.current]
 
     with mock.patch.object(DeadWriters, "of", of):
         yield
@@ -141,7 +141,7 @@ def drops_the_writers_of_the_living() -> Iterator[None]:
 
 def _decision(step: object) -> Any:
     decision = getattr(step, "decision", None)
-    return decision if decision is not None and decision.control is not None else None
+    return decision if decision is not None and decision.manifest is not None else None
 
 
 def _around(owner: type, name: str, wrapper: Callable[..., Any]) -> contextlib.AbstractContextManager[object]:

@@ -10,7 +10,7 @@ import msgspec
 from compactor.collector import CollectionReport, Collector
 from compactor.references import References
 from storage.catalog.collections import CollectionsRecord, Deletions
-from storage.formats.control import Control
+from storage.formats.manifest import Manifest
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Key, children_of
 from storage.vocabulary import ObjectId, PartitionId
@@ -34,16 +34,16 @@ def looks_before_it_revokes() -> Iterator[None]:
     freed: set[str] = set()
 
     async def revoke(self: Any, partition: PartitionId, keys: PartitionKeys, floor: ObjectId, *how: Any) -> set[ObjectId] | None:
-        _, prefix, of_control, of_record = how
-        (record,) = await self._records.get(keys.control)
+        _, prefix, of_manifest, of_record = how
+        (record,) = await self._records.get(keys.manifest)
         if record is None:
             return await original(self, partition, keys, floor, *how)
-        control = msgspec.json.decode(record.value, type=Control)
-        seen = of_control(control)
+        manifest = msgspec.json.decode(record.value, type=Manifest)
+        seen = of_manifest(manifest)
         start, end = children_of(prefix.removesuffix("/"))
         for path in await self._records.list(Key(start, keys.partition_key), end):
             (found,) = await self._records.get(Key(path, keys.partition_key))
-            seen |= of_record(found, control) if found is not None and "!" not in path else set()
+            seen |= of_record(found, manifest) if found is not None and "!" not in path else set()
         await original(self, partition, keys, floor, *how)
         return seen  # type: ignore[no-any-return]
 
@@ -79,9 +79,16 @@ def forgets_what_is_pending() -> Iterator[None]:
     original = References._revoke
 
     async def revoke(
-        self: Any, partition: PartitionId, keys: PartitionKeys, floor: ObjectId, witness: Any, prefix: str, _of_control: Any, of_record: Any
+        self: Any,
+        partition: PartitionId,
+        keys: PartitionKeys,
+        floor: ObjectId,
+        witness: Any,
+        prefix: str,
+        _of_manifest: Any,
+        of_record: Any,
     ) -> set[ObjectId] | None:
-        return await original(self, partition, keys, floor, witness, prefix, lambda _control: set(), of_record)
+        return await original(self, partition, keys, floor, witness, prefix, lambda _manifest: set(), of_record)
 
     with mock.patch.object(References, "_revoke", revoke):
         yield
@@ -93,15 +100,15 @@ def lowers_the_floor() -> Iterator[None]:
     original = References._revoke
 
     async def revoke(self: Any, partition: PartitionId, keys: PartitionKeys, floor: ObjectId, *how: Any) -> set[ObjectId] | None:
-        change = self._records.change_control
+        change = self._records.change_manifest
 
         async def changed(keys: PartitionKeys, decide: Any, *, action: str) -> Any:
-            async def lower(control: Control) -> Any:
-                return await decide(msgspec.structs.replace(control, revoked_floor=ObjectId("")))
+            async def lower(manifest: Manifest) -> Any:
+                return await decide(msgspec.structs.replace(manifest, revoked_floor=ObjectId("")))
 
             return await change(keys, lower, action=action)
 
-        with mock.patch.object(self._records, "change_control", changed):
+        with mock.patch.object(self._records, "change_manifest", changed):
             return await original(self, partition, keys, floor, *how)
 
     with mock.patch.object(References, "_revoke", revoke):
@@ -112,11 +119,11 @@ def lowers_the_floor() -> Iterator[None]:
 def believes_any_list() -> Iterator[None]:
     """Model: F-collect-stale. What a deposed leader shows has no witness, and none is asked for."""
 
-    async def certain(self: Any, keys: PartitionKeys, _witness: Key, prefix: str, control: Control, of_record: Any) -> set[ObjectId]:
+    async def certain(self: Any, keys: PartitionKeys, _witness: Key, prefix: str, manifest: Manifest, of_record: Any) -> set[ObjectId]:
         start, end = children_of(prefix.removesuffix("/"))
         paths = [path for path in await self._records.list(Key(start, keys.partition_key), end) if "!" not in path]
         records = await self._records.get(*[Key(path, keys.partition_key) for path in paths])
-        return {one for record in records if record is not None for one in of_record(record, control)}
+        return {one for record in records if record is not None for one in of_record(record, manifest)}
 
     with mock.patch.object(References, "_certain", certain):
         yield

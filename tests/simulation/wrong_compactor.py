@@ -9,10 +9,10 @@ import msgspec
 
 from compactor.compaction import Compaction, CompactionEnd
 from compactor.records import Records
-from storage.formats.control import Control, SegmentEntry, SegmentFact, decode_chunk, encode
+from storage.formats.manifest import Manifest, SegmentEntry, SegmentFact, decode_chunk, encode
 from storage.formats.segment import segment_key
 from storage.log.index import EntryIndex
-from storage.metadata.keys import PartitionKeys, partition_of_control
+from storage.metadata.keys import PartitionKeys, partition_of_manifest
 from storage.metadata.port import ABSENT, DeleteRange, Key, Put, WriteOp
 
 
@@ -38,10 +38,10 @@ def puts_its_own_segment_beside_its_cas() -> Iterator[None]:
 
     async def write(self: Any, ops: Sequence[WriteOp]) -> Any:
         last = ops[-1]
-        if isinstance(last, Put) and partition_of_control(last.key.path) is not None:
-            segment = msgspec.json.decode(last.value, type=Control).segment
+        if isinstance(last, Put) and partition_of_manifest(last.key.path) is not None:
+            segment = msgspec.json.decode(last.value, type=Manifest).segment
             if segment is not None:
-                keys = PartitionKeys(partition_of_control(last.key.path))  # type: ignore[arg-type]
+                keys = PartitionKeys(partition_of_manifest(last.key.path))  # type: ignore[arg-type]
                 ops = [Put(keys.segment(segment.last), encode(SegmentFact(entry=segment)), ABSENT), last]
         return await original(self, ops)
 
@@ -51,7 +51,7 @@ def puts_its_own_segment_beside_its_cas() -> Iterator[None]:
 
 @contextlib.contextmanager
 def forgets_the_segment_before() -> Iterator[None]:
-    """The cursor moves on, and the segment that the control record named gets no key."""
+    """The cursor moves on, and the segment that the manifest named gets no key."""
     original = Records.write
 
     async def write(self: Any, ops: Sequence[WriteOp]) -> Any:
@@ -69,7 +69,7 @@ def deletes_its_object_when_it_lost() -> Iterator[None]:
     async def move(self: Any, keys: PartitionKeys, segment: SegmentEntry, began_at: int) -> CompactionEnd:
         ended = await original(self, keys, segment, began_at)
         if ended is not CompactionEnd.COMPACTED:
-            partition = partition_of_control(keys.control.path)
+            partition = partition_of_manifest(keys.manifest.path)
             assert partition is not None
             await self._objects.delete_many([segment_key(partition, segment.object_id)])
         return ended
@@ -85,7 +85,7 @@ def deletes_its_object_when_it_lost() -> Iterator[None]:
 def reads_by_the_index_below_the_cursor() -> Iterator[None]:
     """I4: below the cursor only segments count."""
 
-    async def look(self: Any, log: Any, _control: Control, offset: int) -> Any:
+    async def look(self: Any, log: Any, _manifest: Manifest, offset: int) -> Any:
         record = await self._ceiling(Key(log.keys.index(offset).path, log.keys.partition_key), within=log.keys.index_prefix)
         if record is None:
             return None

@@ -11,7 +11,7 @@ from unittest import mock
 
 import msgspec
 
-from storage.formats.control import Control, Entry, IndexChunk
+from storage.formats.manifest import Entry, IndexChunk, Manifest
 from storage.log import decide, writer
 from storage.log.batch import Batch
 from storage.log.flush import InlineSettings
@@ -30,8 +30,8 @@ def _without_bytes(entries: Sequence[Entry]) -> tuple[Entry, ...]:
 def leaves_the_bytes_behind_when_the_ring_leaves() -> Iterator[None]:
     """Model: F-inline."""
 
-    def drained(control: Control) -> IndexChunk:
-        return IndexChunk(entries=_without_bytes(DRAINED(control).entries))
+    def drained(manifest: Manifest) -> IndexChunk:
+        return IndexChunk(entries=_without_bytes(DRAINED(manifest).entries))
 
     with mock.patch.object(decide, "drained", drained):
         yield

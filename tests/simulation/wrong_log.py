@@ -11,7 +11,7 @@ import msgspec
 
 from sim.themes import EXPIRATION_MS
 from storage.errors import StorageError
-from storage.formats.control import Control, IndexChunk, PageRef, encode
+from storage.formats.manifest import IndexChunk, Manifest, PageRef, encode
 from storage.limits import SEQUENCE_MAX
 from storage.log import batch, commit, decide, page_store, partition, producer_pages
 from storage.log.limits import LogLimits
@@ -42,8 +42,8 @@ def takes_the_page_it_knows_for_the_one_that_is_named() -> Iterator[None]:
 
     def missing(original: Callable[..., Any], self: object, attempt: partition.Commit) -> list[str]:
         names: list[str] = original(self, attempt)
-        control = attempt.log.seen.control
-        for ref in control.pages if control is not None else ():
+        manifest = attempt.log.seen.manifest
+        for ref in manifest.pages if manifest is not None else ():
             place = id(self), attempt.log.partition, ref.first_pid
             if place in known:
                 attempt.pages = {**attempt.pages, ref.name: known[place]}
@@ -72,9 +72,9 @@ def counts_whoever_registered_since_the_scan_as_dead() -> Iterator[None]:
             live[id(self)] = await self._epoch.live()
         self._is_looking = False
 
-    def of(original: Callable[..., Any], self: Any, control: Control) -> list[int]:
-        original(self, control)
-        return [epoch for epoch in control.writers if epoch not in live.get(id(self), control.writers)]
+    def of(original: Callable[..., Any], self: Any, manifest: Manifest) -> list[int]:
+        original(self, manifest)
+        return [epoch for epoch in manifest.writers if epoch not in live.get(id(self), manifest.writers)]
 
     with mock.patch.object(commit.DeadWriters, "_look", look), _around(commit.DeadWriters, "of", of):
         yield
@@ -110,9 +110,9 @@ def takes_an_absent_entry_for_an_attempt_that_was_not_applied() -> Iterator[None
 @contextlib.contextmanager
 def commits_objects_that_were_revoked() -> Iterator[None]:
     def prepare(original: Callable[..., Any], self: Any, attempt: partition.Commit, **how: Any) -> object:
-        control = attempt.log.seen.control
-        if control is not None and control.revoked_floor:
-            attempt.log.seen.control = msgspec.structs.replace(control, revoked_floor="")
+        manifest = attempt.log.seen.manifest
+        if manifest is not None and manifest.revoked_floor:
+            attempt.log.seen.manifest = msgspec.structs.replace(manifest, revoked_floor="")
         return original(self, attempt, **how)
 
     with _around(commit.Committer, "_prepare", prepare):
@@ -151,10 +151,10 @@ def puts_its_own_entry_beside_its_cas() -> Iterator[None]:
 
     def prepare(original: Callable[..., Any], self: Any, attempt: partition.Commit, **how: Any) -> Any:
         step = original(self, attempt, **how)
-        if isinstance(step, commit.Send) and step.decision.control is not None:
-            own = IndexChunk(entries=step.decision.control.pending)
+        if isinstance(step, commit.Send) and step.decision.manifest is not None:
+            own = IndexChunk(entries=step.decision.manifest.pending)
             chunk = Put(attempt.log.keys.index(own.entries[-1].last), encode(own), ABSENT)
-            return step._replace(ops=(chunk, step.ops[step.control_at]), control_at=1)
+            return step._replace(ops=(chunk, step.ops[step.manifest_at]), manifest_at=1)
         return step
 
     with _around(commit.Committer, "_prepare", prepare):

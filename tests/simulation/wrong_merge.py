@@ -10,9 +10,9 @@ from compactor.merge import MergeEnd, Merging
 from compactor.plan import MergeRefusal, begin_rewriting
 from compactor.records import Records
 from storage.errors import Unavailable
-from storage.formats.control import Control, SegmentEntry, SegmentFact, decode_segment, encode, with_rewritten
+from storage.formats.manifest import Manifest, SegmentEntry, SegmentFact, decode_segment, encode, with_rewritten
 from storage.formats.segment import segment_key
-from storage.metadata.keys import PartitionKeys, partition_of_control
+from storage.metadata.keys import PartitionKeys, partition_of_manifest
 from storage.metadata.port import Delete, Key, Put, Unknown, WriteOp
 
 
@@ -45,9 +45,9 @@ def believes_a_scan_of_its_sources() -> Iterator[None]:
 
 
 def _begins_also_when(refusal: MergeRefusal) -> Any:
-    def begin(control: Control, merged: SegmentEntry) -> Control | MergeRefusal:
-        begun = begin_rewriting(control, merged)
-        return with_rewritten(control, merged) if begun is refusal else begun
+    def begin(manifest: Manifest, merged: SegmentEntry) -> Manifest | MergeRefusal:
+        begun = begin_rewriting(manifest, merged)
+        return with_rewritten(manifest, merged) if begun is refusal else begun
 
     return mock.patch.object(merge_module, "begin_rewriting", begin)
 
@@ -72,7 +72,7 @@ def takes_no_answer_for_a_refusal_and_deletes_its_object() -> Iterator[None]:
         return outcome
 
     async def commit(self: Any, keys: PartitionKeys, sources: Any, merged: SegmentEntry) -> MergeEnd:
-        partition = partition_of_control(keys.control.path)
+        partition = partition_of_manifest(keys.manifest.path)
         assert partition is not None
         try:
             return await original_commit(self, keys, sources, merged)
@@ -106,7 +106,7 @@ def _is_merge(ops: Sequence[WriteOp]) -> bool:
 
 @contextlib.contextmanager
 def puts_itself_over_a_later_merge() -> Iterator[None]:
-    """It read the control record long ago, and paused before it scanned."""
+    """It read the manifest long ago, and paused before it scanned."""
     with mock.patch.object(merge_module, "is_inside", return_value=True):
         yield
 

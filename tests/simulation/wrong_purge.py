@@ -11,14 +11,14 @@ import msgspec
 from compactor.purge import Purge
 from sim.metadata import SimMetadata
 from storage.catalog import topic as topic_module
-from storage.catalog.topic import TopicIdRecord, TopicState, decode_topic, tombstone_controls
-from storage.formats.control import Control, LogState, encode
+from storage.catalog.topic import TopicIdRecord, TopicState, decode_topic, tombstone_manifests
+from storage.formats.manifest import LogState, Manifest, encode
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import ABSENT, Delete, Put, Record
 from storage.vocabulary import PartitionId
 
-TOMBSTONE = encode(Control(log_state=LogState.DELETED))
+TOMBSTONE = encode(Manifest(log_state=LogState.DELETED))
 
 
 @contextlib.contextmanager
@@ -27,7 +27,7 @@ def goes_by_the_mark_of_a_deletion() -> Iterator[None]:
 
     async def tombstone(*args: Any, **others: Any) -> None:
         await asyncio.sleep(4.0)
-        await tombstone_controls(*args, **others)
+        await tombstone_manifests(*args, **others)
 
     async def topic_ids(self: Any) -> AsyncGenerator[Record, None]:
         if not _is_of_a_compactor(self):
@@ -40,7 +40,7 @@ def goes_by_the_mark_of_a_deletion() -> Iterator[None]:
             if topic.state is TopicState.DELETING:
                 yield _as_deleted(topic.topic_id, topic.logs_max)
 
-    slowly = mock.patch.object(topic_module, "tombstone_controls", tombstone)
+    slowly = mock.patch.object(topic_module, "tombstone_manifests", tombstone)
     with mock.patch.object(Purge, "_topic_ids", topic_ids), _asks_for_no_tombstone(), slowly:
         yield
 
@@ -67,12 +67,12 @@ def removes_the_tombstone_too() -> Iterator[None]:
     """Model: F-purge-tombstone-early. A put of the creation is under way still, and arrives when the tombstone is gone."""
     original = Purge._purge_partition
 
-    async def purge(self: Any, partition: PartitionId, control: Record | None, *others: Any) -> None:
-        await original(self, partition, control, *others)
-        if control is not None and _is_of_a_compactor(self):
-            key = PartitionKeys(partition).control
-            await self._records.write([Delete(key, control.version)])
-            await self._records.write([Put(key, encode(Control()), ABSENT)])
+    async def purge(self: Any, partition: PartitionId, manifest: Record | None, *others: Any) -> None:
+        await original(self, partition, manifest, *others)
+        if manifest is not None and _is_of_a_compactor(self):
+            key = PartitionKeys(partition).manifest
+            await self._records.write([Delete(key, manifest.version)])
+            await self._records.write([Put(key, encode(Manifest()), ABSENT)])
 
     with mock.patch.object(Purge, "_purge_partition", purge):
         yield
@@ -91,8 +91,8 @@ def _as_deleted(topic_id: str, logs: int) -> Record:
 def _asks_for_no_tombstone() -> Iterator[None]:
     original = Purge._purge_partition
 
-    async def purge(self: Any, partition: PartitionId, control: Record | None, *others: Any) -> None:
-        tombstone = None if control is None else control._replace(value=TOMBSTONE)
+    async def purge(self: Any, partition: PartitionId, manifest: Record | None, *others: Any) -> None:
+        tombstone = None if manifest is None else manifest._replace(value=TOMBSTONE)
         await original(self, partition, tombstone, *others)
 
     with mock.patch.object(Purge, "_purge_partition", purge):

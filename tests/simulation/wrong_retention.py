@@ -12,7 +12,7 @@ from compactor.plan import RetentionPlan, Tidied, source_ms
 from compactor.records import GoneBrokers, Records
 from compactor.retention import Retention, RetentionResult
 from storage.catalog.brokers import read_live
-from storage.formats.control import Control, EntrySource, decode_chunk, decode_segment
+from storage.formats.manifest import EntrySource, Manifest, decode_chunk, decode_segment
 from storage.log.trim import TrimDecision
 from storage.metadata.keys import PartitionKeys, brokers
 from storage.metadata.port import Delete, Key, MetadataStore, Record, Session, WriteOp
@@ -22,10 +22,10 @@ from storage.metadata.port import Delete, Key, MetadataStore, Record, Session, W
 def moves_log_start_to_where_it_has_planned() -> Iterator[None]:
     """I5: somebody has deleted more meanwhile, and log_start goes back."""
 
-    def trimmed(control: Control, before: int) -> TrimDecision:
-        if before == control.log_start:
+    def trimmed(manifest: Manifest, before: int) -> TrimDecision:
+        if before == manifest.log_start:
             return TrimDecision(before, None)
-        return TrimDecision(before, msgspec.structs.replace(control, log_start=before))
+        return TrimDecision(before, msgspec.structs.replace(manifest, log_start=before))
 
     with mock.patch.object(plan, "decide_trim", trimmed):
         yield
@@ -60,7 +60,7 @@ def deletes_keys_before_its_cas() -> Iterator[None]:
     """The CAS may not be applied, and until it is readers look for what is gone."""
     original = Retention._change
 
-    async def change(self: Any, keys: PartitionKeys, log_start: int, now_ms: int) -> Control | None:
+    async def change(self: Any, keys: PartitionKeys, log_start: int, now_ms: int) -> Manifest | None:
         await self._delete_keys(keys, log_start)
         return await original(self, keys, log_start, now_ms)
 
@@ -132,9 +132,9 @@ def takes_a_ring_of_which_a_part_is_in_segments_for_one_that_is_not_needed() -> 
     """The rest of it is in no index."""
     original = retention.tidied
 
-    def tidied(control: Control, *given: Any, **named: Any) -> Tidied | None:
-        made = original(control, *given, **named)
-        is_partly = made is not None and control.pending and control.pending[0].last < control.compaction_cursor
+    def tidied(manifest: Manifest, *given: Any, **named: Any) -> Tidied | None:
+        made = original(manifest, *given, **named)
+        is_partly = made is not None and manifest.pending and manifest.pending[0].last < manifest.compaction_cursor
         return made._replace(chunk=None) if made is not None and is_partly else made
 
     with mock.patch.object(retention, "tidied", tidied):
@@ -144,14 +144,14 @@ def takes_a_ring_of_which_a_part_is_in_segments_for_one_that_is_not_needed() -> 
 @contextlib.contextmanager
 def puts_the_chunk_after_its_cas() -> Iterator[None]:
     """Readers find nothing until the chunk is there, and a collector that looks meanwhile deletes what it names."""
-    original = Records.change_control
+    original = Records.change_manifest
 
-    async def change_control(self: Any, keys: PartitionKeys, decide: Any, *, action: str) -> Any:
+    async def change_manifest(self: Any, keys: PartitionKeys, decide: Any, *, action: str) -> Any:
         later: list[WriteOp] = []
 
-        async def decide_alone(control: Control) -> Any:
+        async def decide_alone(manifest: Manifest) -> Any:
             later.clear()
-            decided = await decide(control)
+            decided = await decide(manifest)
             if isinstance(decided, tuple) and action.startswith("tidy"):
                 later.extend(decided[1])
                 return decided[0], ()
@@ -162,7 +162,7 @@ def puts_the_chunk_after_its_cas() -> Iterator[None]:
             await self.write(later)
         return done
 
-    with mock.patch.object(Records, "change_control", change_control):
+    with mock.patch.object(Records, "change_manifest", change_manifest):
         yield
 
 

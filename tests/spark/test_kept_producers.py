@@ -19,7 +19,7 @@ from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
 from services.oxia import running_oxia
 from services.versitygw import running_s3
-from storage.formats.control import decode_control, encode
+from storage.formats.manifest import decode_manifest, encode
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, Put
 from storage.opening import open_stores
@@ -61,13 +61,13 @@ async def forget_producers(topic_id: TopicId, *, metadata_url: str, storage_url:
     async with open_stores(
         storage_url=storage_url, metadata_url=metadata_url, clock=clock, ids=IdSource(clock=clock), telemetry=Telemetry()
     ) as stores:
-        key = PartitionKeys(PartitionId(topic_id, 0)).control
+        key = PartitionKeys(PartitionId(topic_id, 0)).manifest
         (record,) = await stores.metadata.get_many([key])
         assert record is not None
-        control = decode_control(record.value, path=key.path)
-        forgetful = msgspec.structs.replace(control, producers={}, pages=())
+        manifest = decode_manifest(record.value, path=key.path)
+        forgetful = msgspec.structs.replace(manifest, producers={}, pages=())
         assert isinstance(await stores.metadata.write([Put(key, encode(forgetful), record.version)]), Applied)
-        return len(control.producers)
+        return len(manifest.producers)
 
 
 def test_t23_rows_are_written_once_by_a_producer_that_was_forgotten(spark: "SparkSession", against: Against, tmp_path: Path) -> None:

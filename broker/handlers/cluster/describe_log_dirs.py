@@ -1,8 +1,8 @@
 """DescribeLogDirs (API key 35), v1-v5.
 
 One directory, `object-store`, the same at every broker: a partition belongs to none of them. So each broker answers for all partitions,
-and a sum over brokers counts them as often as there are brokers. Sizes are bytes of batches as they were appended, from the control
-records; where records were deleted, as much of them as of the offsets is left. Null topics are all of them; what does not exist is left
+and a sum over brokers counts them as often as there are brokers. Sizes are bytes of batches as they were appended, from the manifests
+; where records were deleted, as much of them as of the offsets is left. Null topics are all of them; what does not exist is left
 out, as in Kafka. Total and usable bytes (v4+) are -1: there is no volume that could be full.
 """
 

@@ -2,7 +2,7 @@
 
 Moves the start of a partition's log up to the offset that is given; -1 is the high watermark. low_watermark is the log start afterwards.
 An offset below the log start changes nothing and is no error; one behind the high watermark is OFFSET_OUT_OF_RANGE. A topic that is only
-compacted is POLICY_VIOLATION, as in Kafka. When it is answered, ListOffsets and Fetch at any broker honour it: a fetch rests on a control
+compacted is POLICY_VIOLATION, as in Kafka. When it is answered, ListOffsets and Fetch at any broker honour it: a fetch rests on a manifest
 record that is AGE_S_MAX old at most, and the answer waits for FOLLOWED_S, as Kafka waits for its replicas. The bytes go later.
 In Kafka the timeout is what replicas get to follow, not what the deletion takes: 0 deletes. So work has `deletion_timeout_ms_min` in any
 case; what is not done in time is REQUEST_TIMED_OUT, and may still happen.

@@ -1,6 +1,6 @@
 """DescribeProducers (API key 61), v0.
 
-The producers with sequences that a partition remembers: what its control record holds and the pages it names hold.
+The producers with sequences that a partition remembers: what its manifest holds and the pages it names hold.
 Any broker can answer for any partition. Partitions that do not exist are UNKNOWN_TOPIC_OR_PARTITION.
 
 Differs from Apache Kafka: a partition that is named more than once is answered once;

@@ -1,7 +1,7 @@
 """Fetch (API key 1), v4-v17.
 
 Whole batches, the first one even if it is larger than asked for; waits for min_bytes up to max_wait. A read at or above the known end looks
-at the control record again first, so that no broker answers older than what any has acknowledged (docs/design/reading.md, promise 5).
+at the manifest again first, so that no broker answers older than what any has acknowledged (docs/design/reading.md, promise 5).
 A reader that names a rack (v11+) is sent to a broker of that rack, if there is one and it is not this one (KIP-392); a reader that stays
 is served. So is a reader that comes to a broker without the role `consume`. Every broker serves every partition, so no reader is refused
 for not asking the leader.
@@ -33,7 +33,7 @@ from runtime.turns import Turns, in_turns
 from storage.catalog.topics import Topic, Topics
 from storage.errors import NotFound, OffsetOutOfRange, StorageError, Unavailable
 from storage.limits import FETCH_RESPONSE_BYTES_MAX, MIB
-from storage.log.fresh_reads import ControlReads
+from storage.log.fresh_reads import ManifestReads
 from storage.log.index import check_range, readable
 from storage.log.partition import Partitions
 from storage.log.reader import Reader
@@ -67,7 +67,7 @@ class Fetch:
         *,
         topics: Topics,
         partitions: Partitions,
-        control_reads: ControlReads,
+        manifest_reads: ManifestReads,
         reader: Reader,
         waiters: Waiters,
         clock: Clock,
@@ -77,7 +77,7 @@ class Fetch:
         self.limits = limits
         self._topics = topics
         self._partitions = partitions
-        self._control_reads = control_reads
+        self._manifest_reads = manifest_reads
         self._reader = reader
         self._waiters = waiters
         self._clock = clock
@@ -185,7 +185,7 @@ class Fetch:
             began_s=began_s,
             deadline_s=deadline_s,
             reader=self._reader,
-            control_reads=self._control_reads,
+            manifest_reads=self._manifest_reads,
             wake=wait.wake,
             limits=self.limits,
         )
@@ -255,7 +255,7 @@ class Fetch:
         by_log = {target.wanted.log: target for target in targets if target.wanted is not None}
         now_s = self._clock.monotonic_s()
         stale = [log for log, target in by_log.items() if needs_refresh(log, target.asked.fetch_offset, now_s)]
-        failed = await self._control_reads.refresh_each(stale, patience_s=self.limits.refresh_patience_s, silent_patience_s=0.0)
+        failed = await self._manifest_reads.refresh_each(stale, patience_s=self.limits.refresh_patience_s, silent_patience_s=0.0)
         for target in targets:
             if target.wanted is None or target.wanted.log in failed or (broker_id := near(target.wanted.log.partition)) is None:
                 continue
@@ -370,7 +370,7 @@ class Fetch:
         return _refusal(target.asked, error)
 
     def _forget(self, partition: PartitionId) -> None:
-        """Forget a topic whose control record contradicts the cache: it is gone, or another topic has its name by now."""
+        """Forget a topic whose manifest contradicts the cache: it is gone, or another topic has its name by now."""
         topic = self._topics.find_id(partition.topic_id)
         if topic is not None:
             self._topics.forget(topic.name)
@@ -441,10 +441,10 @@ def _whole_bytes(view: memoryview) -> int:
 
 
 def _answer(asked: FetchPartition, wanted: Wanted, isolation_level: int) -> FetchedPartition:
-    control = readable(wanted.log)
-    end = control.sequence_counter
+    manifest = readable(wanted.log)
+    end = manifest.sequence_counter
     aborted = () if isolation_level else None
-    return FetchedPartition(asked.topic, asked.partition, 0, end, end, control.log_start, aborted, -1, wanted.buffers)
+    return FetchedPartition(asked.topic, asked.partition, 0, end, end, manifest.log_start, aborted, -1, wanted.buffers)
 
 
 def _refusal(asked: FetchPartition, error: StorageError) -> FetchedPartition:

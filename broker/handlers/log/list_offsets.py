@@ -3,7 +3,7 @@
 -1: the high watermark; -2 and -4: the log start, all of the log being as local as any of it; -3 (v7+): the greatest timestamp;
 -5 (v9+): nothing, there being no second tier; from 0 on: the first record with such a timestamp or a later one.
 What there is none of is offset -1 with timestamp -1. A negative timestamp that the version does not know is UNSUPPORTED_VERSION.
-The ends come from one read of the control records, issued after the request arrived; objects are read for timestamps alone.
+The ends come from one read of the manifests, issued after the request arrived; objects are read for timestamps alone.
 
 Differs from Apache Kafka: there are no transactions yet, so read_committed ends where read_uncommitted does.
 """

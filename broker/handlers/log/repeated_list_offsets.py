@@ -1,6 +1,6 @@
 """Requests for the ends of partitions that were asked before, answered without reading or writing them again.
 
-Of what a client has sent one behind the other, all share the reads of the control records: each was issued after all of them arrived
+Of what a client has sent one behind the other, all share the reads of the manifests: each was issued after all of them arrived
 (promise 5 of the design), and one answer is as good as the other.
 """
 

@@ -2,7 +2,7 @@
 
 Adds partitions to topics: `count` is how many a topic shall have. A manual assignment is checked as Kafka checks it, and not kept.
 A topic named twice is INVALID_REQUEST. validate_only and the timeout are honoured: what is not done in time is REQUEST_TIMED_OUT, and may
-still happen. A partition that a client sees has its log: the control records come first.
+still happen. A partition that a client sees has its log: the manifests come first.
 
 Differs from Apache Kafka: brokers of an assignment need not be registered; a topic has at most 10,000 partitions, and one request adds at
 most as many to all its topics (INVALID_PARTITIONS).

@@ -29,7 +29,7 @@ from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from storage.catalog.collections import Deletions, change_collections, read_collections, with_lost
 from storage.errors import NotFound, StorageError
-from storage.formats.control import SegmentEntry
+from storage.formats.manifest import SegmentEntry
 from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
 from storage.metadata import keys

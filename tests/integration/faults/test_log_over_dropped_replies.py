@@ -21,7 +21,7 @@ from services.oxia import OxiaServer, running_oxia
 from services.versitygw import CREDENTIALS, S3Server
 from storage.cache.blocks import BlockCache
 from storage.errors import StorageError
-from storage.formats.control import Control, encode
+from storage.formats.manifest import Manifest, encode
 from storage.log.batch import Append, Appended, batch_of
 from storage.log.flush import FlushSettings
 from storage.log.partition import BrokerEpoch
@@ -139,7 +139,7 @@ async def produce(brokers: list[LogParts], partition: PartitionId, producer: int
 async def read_all(parts: LogParts, partition: PartitionId) -> Iterator[tuple[int, int, int]]:
     """(base offset, producer, first sequence) of every batch."""
     log = parts.partitions.get(partition)
-    await parts.control_reads.refresh([log])
+    await parts.manifest_reads.refresh([log])
     offset, found = 0, bytearray()
     while offset < log.seen.high_watermark:
         run = await parts.reader.stored(log, offset, bytes_max=1 << 20)
@@ -182,7 +182,7 @@ async def test_lost_replies_neither_double_nor_lose_a_batch(
         topic = TopicId(IdSource(clock=SystemClock()).random_uuid())
         partitions = [PartitionId(topic, n) for n in range(PARTITIONS)]
         for partition in partitions:
-            assert isinstance(await metadata.write([Put(keys.PartitionKeys(partition).control, encode(Control()), ABSENT)]), Applied)
+            assert isinstance(await metadata.write([Put(keys.PartitionKeys(partition).manifest, encode(Manifest()), ABSENT)]), Applied)
         for plan, rule in ((oxia.plan, of_oxia), (s3.plan, of_s3)):
             if rule is not None:
                 plan.add(rule)

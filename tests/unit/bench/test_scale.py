@@ -135,7 +135,7 @@ def test_what_the_smallest_cluster_is_short_of_has_its_wall_there() -> None:
     assert next(wall for wall in found if wall.resource.name == "writers").brokers == pytest.approx(600, rel=0.03)
 
 
-def test_no_control_record_is_short_of_room_where_one_broker_leads() -> None:
+def test_no_manifest_is_short_of_room_where_one_broker_leads() -> None:
     found = report.walls(lambda brokers: shape(brokers=brokers, partitions=100_000), expected, COSTS)
 
     assert "writers" not in [wall.resource.name for wall in found]

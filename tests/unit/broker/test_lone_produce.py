@@ -126,10 +126,10 @@ async def test_batches_with_the_time_of_their_append_have_the_time_of_theirs(lon
         await broker.produce(produced("t", GOOD))
         old = record_batch(b"y", producer_id=7, producer_epoch=0, base_sequence=1, base_timestamp=1_600_000_000_000)
         await broker.produce(produced("t", old))
-        control = broker.node.log_of(topic).seen.control
+        manifest = broker.node.log_of(topic).seen.manifest
 
     assert lone == [True]
-    assert control.pending[-1].max_timestamp == NOW_MS
+    assert manifest.pending[-1].max_timestamp == NOW_MS
 
 
 async def test_a_topic_that_was_deleted_is_looked_up_again_with_the_next_request(lone: list[bool]) -> None:

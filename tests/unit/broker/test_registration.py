@@ -273,7 +273,7 @@ async def test_a_batch_whose_outcome_got_lost_around_a_new_registration_is_never
         one = await closing.enter_async_context(rig(shared=broker.metadata.store, objects=objects, registered=epoch, limits=limits))
         other_epoch = BrokerEpoch(theirs.epoch, registered_epoch=lambda: rival.registered_epoch, live=rival.epochs_now)
         other = await closing.enter_async_context(rig(shared=broker.metadata.store, objects=objects, registered=other_epoch, limits=limits))
-        await one.parts.control_reads.refresh([one.parts.partitions.get(PARTITION)])
+        await one.parts.manifest_reads.refresh([one.parts.partitions.get(PARTITION)])
 
         sent = await sent_in_doubt(one) if begun == "before the loss" else None
         slow = broker.close_slowly()
@@ -282,12 +282,12 @@ async def test_a_batch_whose_outcome_got_lost_around_a_new_registration_is_never
         sent = sent or await sent_in_doubt(one)
         for number in range(1, OTHERS_COMMITS + 1):
             assert await other.send(batch_bytes(1)) == [Appended(number, 0)]
-        assert (set((await other.control()).writers) == {theirs.epoch}) is (begun == "before the loss")
+        assert (set((await other.manifest()).writers) == {theirs.epoch}) is (begun == "before the loss")
         one.metadata.reads_fail = False
         (settled,) = await asyncio.wait_for(sent, 25)
         slow.may_end.set()
 
-        assert (await other.control()).sequence_counter == 1 + OTHERS_COMMITS, "each batch was sent once"
+        assert (await other.manifest()).sequence_counter == 1 + OTHERS_COMMITS, "each batch was sent once"
         if begun == "before the loss":
             assert isinstance(settled, OutcomeUnknown), "its entry is gone with its epoch"
         else:

@@ -9,7 +9,7 @@ import msgspec
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.plan import NO_LIMIT, RetentionLimits, TidyPolicy
 from compactor.retention import Retention, RetentionResult
-from storage.formats.control import encode
+from storage.formats.manifest import encode
 from storage.log.decide import FORGOTTEN_AFTER
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, Put, WriteOp, WriteOutcome
@@ -52,10 +52,10 @@ class Aging(NamedTuple):
             await compaction.run(PARTITION)
 
     async def change(self, **fields: Any) -> None:
-        (record,) = await self.broker.shared.get_many([KEYS.control])
+        (record,) = await self.broker.shared.get_many([KEYS.manifest])
         assert record is not None
-        changed = msgspec.structs.replace(await self.broker.control(), **fields)
-        assert isinstance(await self.broker.shared.write([Put(KEYS.control, encode(changed), record.version)]), Applied)
+        changed = msgspec.structs.replace(await self.broker.manifest(), **fields)
+        assert isinstance(await self.broker.shared.write([Put(KEYS.manifest, encode(changed), record.version)]), Applied)
 
     async def segment_ends(self) -> list[int]:
         return [one.last for one in await listed_segments(self.broker.shared)]
@@ -79,7 +79,7 @@ async def base_offsets(broker: Rig, begin: int) -> list[int]:
     found: list[int] = []
     async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
         log = other.parts.partitions.get(PARTITION)
-        await other.parts.control_reads.refresh([log])
+        await other.parts.manifest_reads.refresh([log])
         while begin < log.seen.high_watermark:
             run = await other.parts.reader.stored(log, begin, bytes_max=1 << 20)
             view = run.buffer

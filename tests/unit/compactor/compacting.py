@@ -10,7 +10,7 @@ from compactor.plan import CompactionPolicy, MergePolicy
 from runtime.blocking import InlineBlocking
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
-from storage.formats.control import SegmentEntry, decode_segment
+from storage.formats.manifest import SegmentEntry, decode_segment
 from storage.log.limits import DEFAULT_LIMITS as DEFAULT_LOG_LIMITS
 from storage.log.limits import LogLimits
 from storage.metadata.keys import PartitionKeys

@@ -16,7 +16,7 @@ from runtime.telemetry import Telemetry
 from storage.catalog.collections import Deletions
 from storage.catalog.topics import Topics
 from storage.errors import Corrupt, StorageError, Unavailable
-from storage.formats.control import Control, LogState, encode
+from storage.formats.manifest import LogState, Manifest, encode
 from storage.formats.segment import segment_key
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.log.flush import FlushSettings
@@ -115,8 +115,8 @@ class Stored(NamedTuple):
                 found += [path for path in await self.shared.list(Key(start, keys.partition_key), end) if "!" in path]
         return found
 
-    async def control(self, partition: PartitionId) -> Control:
-        return await self.broker.control(partition)
+    async def manifest(self, partition: PartitionId) -> Manifest:
+        return await self.broker.manifest(partition)
 
     async def check(self, expected: Sequence[bytes]) -> None:
         """A broker that has read nothing before reads it all."""
@@ -131,7 +131,7 @@ class Stored(NamedTuple):
 @contextlib.asynccontextmanager
 async def stored(count: int = 5) -> AsyncIterator[Stored]:
     shared = MemoryMetadataStore(clock=SystemClock(), shards=1)
-    await shared.write([Put(PartitionKeys(OTHER).control, encode(Control()), ABSENT)])
+    await shared.write([Put(PartitionKeys(OTHER).manifest, encode(Manifest()), ABSENT)])
     async with rig(shared=shared, flush=FlushSettings(interval_s=0.005, gather_s=0.0)) as broker:
         one = Stored(broker, shared, broker.objects._inner)
         await one.append(count)
@@ -170,13 +170,13 @@ async def test_an_object_that_was_never_committed_goes_once_it_is_old() -> None:
         young = await it.collect(grace_ms=60_000)
         dry = await it.collect(dry_run=True)
         still = orphan in await it.keys()
-        floors = [(await it.control(partition)).revoked_floor for partition in (ONE, OTHER)]
+        floors = [(await it.manifest(partition)).revoked_floor for partition in (ONE, OTHER)]
         wet = await it.collect()
 
         assert (young.looked_at, young.deleted) == (0, 0)
         assert (dry.deleted, still, floors) == (1, True, ["", ""]), "a dry run changes nothing"
         assert (wet.deleted, wet.live, orphan in await it.keys()) == (1, 5, False)
-        assert [(await it.control(partition)).revoked_floor for partition in (ONE, OTHER)] == [orphan.rsplit("/", 1)[1]] * 2
+        assert [(await it.manifest(partition)).revoked_floor for partition in (ONE, OTHER)] == [orphan.rsplit("/", 1)[1]] * 2
 
 
 async def test_what_was_trimmed_goes_and_a_segment_that_begins_before_the_log_stays() -> None:
@@ -220,7 +220,7 @@ async def test_the_segment_of_a_merge_that_has_put_none_of_its_keys_stays() -> N
         with pytest.raises(Crash):
             async with merging(Crashing(it.shared, at=2, is_done=True, shared=[0]), it.blobs) as merger:
                 await merger.run(ONE)
-        merged = (await it.control(ONE)).rewritten
+        merged = (await it.manifest(ONE)).rewritten
         assert merged is not None
         assert merged.object_id not in {one.object_id for one in await listed_segments(it.shared, ONE)}
 
@@ -485,10 +485,10 @@ async def test_a_fenced_log_is_collected_too_and_a_tombstone_refers_to_nothing()
     async with stored() as it:
         await it.compact()
         for partition, state in ((ONE, LogState.FENCED), (OTHER, LogState.DELETED)):
-            (record,) = await it.shared.get_many([PartitionKeys(partition).control])
+            (record,) = await it.shared.get_many([PartitionKeys(partition).manifest])
             assert record is not None
-            control = Control(log_state=state) if state is LogState.DELETED else await it.control(partition)
-            await it.shared.write([Put(PartitionKeys(partition).control, encode(control), record.version)])
+            manifest = Manifest(log_state=state) if state is LogState.DELETED else await it.manifest(partition)
+            await it.shared.write([Put(PartitionKeys(partition).manifest, encode(manifest), record.version)])
         await it.collect()
 
         assert await it.keys("wal/") == []
@@ -502,7 +502,7 @@ async def test_a_floor_only_rises() -> None:
             await one._references.revoke_wal(ONE, ObjectId(newer.rsplit("/", 1)[1]))
             await one._references.revoke_wal(ONE, ObjectId(older.rsplit("/", 1)[1]))
 
-        assert (await it.control(ONE)).revoked_floor == newer.rsplit("/", 1)[1]
+        assert (await it.manifest(ONE)).revoked_floor == newer.rsplit("/", 1)[1]
         assert await it.witnesses() == []
 
 

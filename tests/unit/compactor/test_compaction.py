@@ -13,7 +13,7 @@ from compactor.limits import CompactorLimits
 from compactor.plan import CompactionPolicy
 from runtime.clock import SystemClock
 from storage.errors import Corrupt, OutcomeUnknown, Unavailable
-from storage.formats.control import CompactionState, Control, LogState, decode_attempt, encode, inline_bytes
+from storage.formats.manifest import CompactionState, LogState, Manifest, decode_attempt, encode, inline_bytes
 from storage.formats.segment import decode_footer, parse_segment_key, segment_key
 from storage.formats.wal import object_key
 from storage.log.flush import InlineSettings
@@ -42,10 +42,10 @@ async def segment_keys(broker: Rig) -> list[str]:
 
 
 async def change(broker: Rig, **fields: Any) -> None:
-    (record,) = await broker.shared.get_many([KEYS.control])
+    (record,) = await broker.shared.get_many([KEYS.manifest])
     assert record is not None
-    changed = msgspec.structs.replace(await broker.control(), **fields)
-    assert isinstance(await broker.shared.write([Put(KEYS.control, encode(changed), record.version)]), Applied)
+    changed = msgspec.structs.replace(await broker.manifest(), **fields)
+    assert isinstance(await broker.shared.write([Put(KEYS.manifest, encode(changed), record.version)]), Applied)
 
 
 async def test_entries_become_a_segment_and_the_log_reads_as_before() -> None:
@@ -53,14 +53,14 @@ async def test_entries_become_a_segment_and_the_log_reads_as_before() -> None:
         await fill(broker)
         before = await broker.read_all()
         result = await compaction.run(PARTITION)
-        control = await broker.control()
+        manifest = await broker.manifest()
 
         assert result.ended is CompactionEnd.COMPACTED
-        assert (control.compaction_cursor, control.segment) == (80, result.segment)
-        assert control.sequence_counter == 80
+        assert (manifest.compaction_cursor, manifest.segment) == (80, result.segment)
+        assert manifest.sequence_counter == 80
         assert await index_ends(broker.shared) == []
         assert await left_behind(broker.shared) == []
-        assert await segment_keys(broker) == [segment_key(PARTITION, control.segment.object_id)]  # type: ignore[union-attr]
+        assert await segment_keys(broker) == [segment_key(PARTITION, manifest.segment.object_id)]  # type: ignore[union-attr]
     async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
         assert await other.read_all() == before, "batches, offsets and all"
 
@@ -104,7 +104,7 @@ async def test_the_segment_before_gets_a_key_of_its_own_when_the_cursor_moves_on
             made.append((await compaction.run(PARTITION)).segment)
 
         assert await listed_segments(broker.shared) == made[:2]
-        assert (await broker.control()).segment == made[2]
+        assert (await broker.manifest()).segment == made[2]
         assert [segment.base for segment in made if segment] == [0, 40, 80]
         assert len(await broker.read_all()) > 0
 
@@ -114,7 +114,7 @@ async def test_nothing_is_due_until_there_is_enough_or_it_is_old() -> None:
         await fill(broker)
 
         assert (await compaction.run(PARTITION)).ended is CompactionEnd.NOTHING_DUE
-        assert (await broker.control()).compaction_cursor == 0
+        assert (await broker.manifest()).compaction_cursor == 0
         assert await left_behind(broker.shared) == []
 
 
@@ -177,7 +177,7 @@ async def test_a_segment_that_is_refused_stays_where_it_is(fields: dict[str, Any
 
         assert (result.ended, result.segment) == (ended, None)
         assert len(await segment_keys(broker)) == 1, "the loser deletes nothing"
-        assert (await broker.control()).segment is None
+        assert (await broker.manifest()).segment is None
         assert await left_behind(broker.shared) == []
 
 
@@ -187,7 +187,7 @@ async def test_appends_meanwhile_are_no_reason_to_begin_anew() -> None:
         result = await meanwhile(broker, lambda: fill(broker, 20, begin=20))
 
         assert result.ended is CompactionEnd.COMPACTED
-        assert (await broker.control()).compaction_cursor == 40
+        assert (await broker.manifest()).compaction_cursor == 40
         assert await index_ends(broker.shared) == [63], "the chunk that holds the cursor stays"
     async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
         assert (await other.read_all()).count(b"and") == 40
@@ -224,15 +224,15 @@ async def test_a_compactor_whose_claim_was_lost_ends_when_another_goes_on() -> N
         result = await meanwhile(broker, act)
 
         assert (result.ended, took_over[0].ended) == (CompactionEnd.OVERTAKEN, CompactionEnd.COMPACTED)
-        assert (await broker.control()).segment == took_over[0].segment
+        assert (await broker.manifest()).segment == took_over[0].segment
         assert await left_behind(broker.shared) == []
 
 
 async def test_entries_that_go_while_they_are_read_are_another_compactions() -> None:
     async with rig() as broker, compacting(broker.shared, broker.objects) as compaction:
         await fill(broker)
-        control = await broker.control()
-        await broker.shared.write([DeleteRange(KEYS.index(0), KEYS.index(control.pending[0].base).path)])
+        manifest = await broker.manifest()
+        await broker.shared.write([DeleteRange(KEYS.index(0), KEYS.index(manifest.pending[0].base).path)])
 
         assert (await compaction.run(PARTITION)).ended is CompactionEnd.NOTHING_DUE
         assert await left_behind(broker.shared) == []
@@ -241,9 +241,9 @@ async def test_entries_that_go_while_they_are_read_are_another_compactions() -> 
 async def test_a_damaged_slice_becomes_no_segment() -> None:
     async with rig() as broker, compacting(broker.shared, broker.objects) as compaction:
         await fill(broker)
-        control = await broker.control()
-        key = object_key(control.pending[-1].object_id)
-        position, length = control.pending[-1].batches[0]
+        manifest = await broker.manifest()
+        key = object_key(manifest.pending[-1].object_id)
+        position, length = manifest.pending[-1].batches[0]
         stored = bytearray(await broker.objects.get_range(key, 0, position + length))  # type: ignore[operator]
         stored[position + 70] ^= 1
         await broker.objects.delete_many([key])  # type: ignore[operator]
@@ -252,7 +252,7 @@ async def test_a_damaged_slice_becomes_no_segment() -> None:
             await compaction.run(PARTITION)
 
         assert await segment_keys(broker) == []
-        assert (await broker.control()).compaction_cursor == 0
+        assert (await broker.manifest()).compaction_cursor == 0
 
 
 EFFECTS = 7
@@ -275,10 +275,10 @@ async def test_a_compactor_that_dies_at_any_step_leaves_what_the_next_one_finish
         assert await other.read_all() == before, "nobody has gone on with it yet"
         async with compacting(other.shared, other.objects) as compaction:
             results = [await compaction.run(PARTITION), await compaction.run(PARTITION)]
-        control = await other.control()
+        manifest = await other.manifest()
 
         assert {result.ended for result in results} <= {CompactionEnd.COMPACTED, CompactionEnd.NOTHING_DUE}
-        assert control.compaction_cursor == 80
+        assert manifest.compaction_cursor == 80
         assert await index_ends(other.shared) == []
         assert await left_behind(other.shared) == []
     async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=9) as third:
@@ -318,9 +318,9 @@ async def test_a_write_without_an_answer_changes_nothing_of_the_log(at: int, fau
                     await faulty.deliver_late()
             await faulty.deliver_late()
             ended.append((await compaction.run(PARTITION)).ended)
-        control = await broker.control()
+        manifest = await broker.manifest()
 
-        assert control.compaction_cursor == 80
+        assert manifest.compaction_cursor == 80
         assert await left_behind(broker.shared) == []
     async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
         assert await other.read_all() == before
@@ -353,11 +353,11 @@ async def test_a_compacted_log_equals_the_uncompacted_one_under_random_schedules
                             for reader in (one, two):
                                 await check_reads(reader, chance)
                 expected = bytearray(await two.read_all())
-                carried += inline_bytes((await one.control()).pending) > 0
+                carried += inline_bytes((await one.manifest()).pending) > 0
             assert expected == await one.read_all()
-            control = await one.control()
-            merged += control.compaction_cursor > 0
-            trimmed += control.compaction_cursor < control.sequence_counter
+            manifest = await one.manifest()
+            merged += manifest.compaction_cursor > 0
+            trimmed += manifest.compaction_cursor < manifest.sequence_counter
             assert expected.count(b"\x02") > 0
 
     assert compacted > 50
@@ -369,7 +369,7 @@ async def test_a_compacted_log_equals_the_uncompacted_one_under_random_schedules
 async def check_reads(reader: Rig, chance: random.Random) -> None:
     """A read of any offset brings the batch that holds it, from wherever it lies."""
     log = reader.parts.partitions.get(PARTITION)
-    await reader.parts.control_reads.refresh([log])
+    await reader.parts.manifest_reads.refresh([log])
     for _ in range(5):
         if log.seen.high_watermark <= 0:
             return
@@ -384,7 +384,7 @@ def test_names_of_segments_say_whose_they_are() -> None:
     object_id = ObjectId("01J00000000000000000000000")
 
     assert parse_segment_key(segment_key(PARTITION, object_id)) == (PARTITION, object_id)
-    assert Control().compaction_cursor == 0
+    assert Manifest().compaction_cursor == 0
 
 
 @pytest.mark.parametrize(("bytes_max", "times"), [(0, 1), (1_024, 6)], ids=["objects", "inline"])

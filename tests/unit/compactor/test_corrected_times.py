@@ -3,7 +3,7 @@
 import pytest
 
 from compactor.plan import source_ms
-from storage.formats.control import SegmentEntry
+from storage.formats.manifest import SegmentEntry
 from storage.recordbatch import HEADER_BYTES, checksum, parse_header
 from storage.verify.findings import FindingKind, Severity
 from tests.kit.record_batches import NOW_MS, record_batch
@@ -56,7 +56,7 @@ async def test_compaction_corrects_headers_entries_and_what_is_asked_by_time(cod
 
 
 async def test_times_are_found_in_segments_above_which_nothing_reaches_them() -> None:
-    """The control record and the entries above the segment know the greatest time as headers had it."""
+    """The manifest and the entries above the segment know the greatest time as headers had it."""
     async with rig() as broker:
         await make_topic(broker.shared, partitions=1)
         for _ in range(20):
@@ -119,7 +119,7 @@ async def test_what_was_answered_before_is_not_remembered_of_what_was_corrected(
         sent = [broker.send(misdated(*TIMES, said_ms=-1)), broker.send(record_batch(b"next", base_timestamp=NOW_MS + 3_000))]
         for one in sent:
             await one
-        assert len((await broker.control()).pending) == 1
+        assert len((await broker.manifest()).pending) == 1
         assert await asked(broker, NOW_MS + 2_000) == (3, NOW_MS + 3_000)
 
         await compact(broker)

@@ -13,7 +13,7 @@ from runtime.ids import IdSource
 from runtime.ulid import encode_ulid
 from storage.catalog.collections import Deletions
 from storage.errors import EndsEarly, NotFound
-from storage.formats.control import Control, Entry, encode
+from storage.formats.manifest import Entry, Manifest, encode
 from storage.formats.wal import decode_header, object_key
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
@@ -113,8 +113,8 @@ async def test_a_collector_goes_through_any_number_of_objects_in_bounded_memory_
             Entry(place, place, store.object_id(one), ((200, 100),), 0, 0)
             for place, one in enumerate(one for one in live if PartitionId(TOPIC, number) == two_of_seven(one)[0])
         )
-        control = Control(sequence_counter=len(pending), pending=pending)
-        await metadata.write([Put(PartitionKeys(PartitionId(TOPIC, number)).control, encode(control), ABSENT)])
+        manifest = Manifest(sequence_counter=len(pending), pending=pending)
+        await metadata.write([Put(PartitionKeys(PartitionId(TOPIC, number)).manifest, encode(manifest), ABSENT)])
     session = await metadata.open_session(timeout_ms=600_000)
     ids = IdSource(clock=clock)
     references = References(metadata, session=session, ids=ids)

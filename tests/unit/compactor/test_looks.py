@@ -8,12 +8,12 @@ from compactor.measures import CycleReport, Measures
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
 from storage.errors import Unavailable
-from storage.formats.control import Control, LogState
+from storage.formats.manifest import LogState, Manifest
 from storage.vocabulary import PartitionId, TopicId
 
 
-def found(number: int, *, control: Control | None = None, version: int = 1, is_begun: bool = False) -> FoundPartition:
-    return FoundPartition(PartitionId(TopicId("t"), number), control or Control(sequence_counter=5), version, is_begun)
+def found(number: int, *, manifest: Manifest | None = None, version: int = 1, is_begun: bool = False) -> FoundPartition:
+    return FoundPartition(PartitionId(TopicId("t"), number), manifest or Manifest(sequence_counter=5), version, is_begun)
 
 
 def test_a_partition_is_due_when_it_is_new_changed_aged_or_left_undone() -> None:
@@ -27,9 +27,9 @@ def test_a_partition_is_due_when_it_is_new_changed_aged_or_left_undone() -> None
     assert seen.is_due(one, now_ms=100)
     assert seen.is_due(found(0, version=2), now_ms=0)
     assert seen.is_due(found(0, is_begun=True), now_ms=0)
-    assert not seen.is_due(found(0, control=Control(sequence_counter=5, log_start=5)), now_ms=100)
-    assert not seen.is_due(found(0, control=Control(sequence_counter=5, compaction_cursor=5)), now_ms=100)
-    assert not seen.is_due(found(0, control=Control(sequence_counter=5, log_state=LogState.DELETED)), now_ms=100)
+    assert not seen.is_due(found(0, manifest=Manifest(sequence_counter=5, log_start=5)), now_ms=100)
+    assert not seen.is_due(found(0, manifest=Manifest(sequence_counter=5, compaction_cursor=5)), now_ms=100)
+    assert not seen.is_due(found(0, manifest=Manifest(sequence_counter=5, log_state=LogState.DELETED)), now_ms=100)
 
 
 def test_a_partition_that_failed_is_left_alone_until_its_time_whatever_changes() -> None:

@@ -13,7 +13,7 @@ from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.merge import MergeEnd, MergeResult
 from compactor.plan import CompactionPolicy, MergePolicy
 from storage.errors import Corrupt, OffsetOutOfRange, OutcomeUnknown, Unavailable
-from storage.formats.control import LogState, SegmentEntry, SegmentFact, encode
+from storage.formats.manifest import LogState, SegmentEntry, SegmentFact, encode
 from storage.formats.segment import HEADER_BYTES, segment_key
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import ABSENT, Applied, Delete, DeleteRange, Put, WriteOp, WriteOutcome
@@ -42,20 +42,20 @@ async def fill(broker: Rig, segments: int = SEGMENTS, *, begin: int = 0) -> list
 
 
 async def change(broker: Rig, **fields: Any) -> None:
-    (record,) = await broker.shared.get_many([KEYS.control])
+    (record,) = await broker.shared.get_many([KEYS.manifest])
     assert record is not None
-    changed = msgspec.structs.replace(await broker.control(), **fields)
-    assert isinstance(await broker.shared.write([Put(KEYS.control, encode(changed), record.version)]), Applied)
+    changed = msgspec.structs.replace(await broker.manifest(), **fields)
+    assert isinstance(await broker.shared.write([Put(KEYS.manifest, encode(changed), record.version)]), Applied)
 
 
 async def everything(broker: Rig) -> tuple[list[bytes], list[object], object]:
     """What a broker that remembers nothing gives for each offset, and for each time."""
     async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
-        control = await other.control()
+        manifest = await other.manifest()
         log = other.parts.partitions.get(PARTITION)
-        await other.parts.control_reads.refresh([log])
+        await other.parts.manifest_reads.refresh([log])
         reads = []
-        for offset in range(control.log_start, control.sequence_counter):
+        for offset in range(manifest.log_start, manifest.sequence_counter):
             run = await other.parts.reader.stored(log, offset, bytes_max=1)
             piece = run.from_offset(offset, 1, at_least_one=True)
             assert piece is not None
@@ -79,12 +79,12 @@ async def test_small_neighbours_become_one_segment_and_the_log_reads_as_before()
         sources = await fill(broker)
         before = await everything(broker)
         result = await merge(broker)
-        control = await broker.control()
+        manifest = await broker.manifest()
 
         assert (result.ended, result.sources, result.recovered) == (MergeEnd.MERGED, 3, False)
         assert result.merged is not None
         assert (result.merged.base, result.merged.last) == (0, 11)
-        assert (control.rewritten, control.fmt, control.segment) == (None, 1, sources[3])
+        assert (manifest.rewritten, manifest.fmt, manifest.segment) == (None, 1, sources[3])
         assert await listed_segments(broker.shared) == [result.merged] * 3, "under every key in its range"
         assert len(await segment_objects(broker)) == 5, "the old ones are the collector's"
         assert await left_behind(broker.shared) == []
@@ -115,7 +115,7 @@ async def test_merges_are_merged_and_the_newest_segment_never_is() -> None:
 
         assert [(one.base, one.last) for one in merged if one] == [(0, 11), (0, 27), (0, 43), (0, 59)]
         assert await listed_segments(broker.shared) == [merged[-1]] * 15
-        assert (await broker.control()).segment == newest
+        assert (await broker.manifest()).segment == newest
         assert await everything(broker) == before
 
 
@@ -126,7 +126,7 @@ async def test_nothing_is_due_without_enough_small_neighbours() -> None:
 
         assert (await merge(broker, MergePolicy())).ended is MergeEnd.NOTHING_DUE
         assert (await merge(broker, MergePolicy(count_min=2, growth_min=1, segment_bytes=800))).ended is MergeEnd.NOTHING_DUE
-        assert (await broker.control()).rewritten is None
+        assert (await broker.manifest()).rewritten is None
         assert await left_behind(broker.shared) == []
 
 
@@ -151,7 +151,7 @@ async def test_a_plan_looks_back_so_far_and_behind_so_many_large_segments() -> N
         assert (merged.base, merged.last) == (16, 27)
 
 
-async def test_what_reaches_above_the_control_record_that_was_read_is_not_merged() -> None:
+async def test_what_reaches_above_the_manifest_that_was_read_is_not_merged() -> None:
     """The record is old: the newest segment of then has been merged since, and its entry is under the keys below it."""
     async with rig() as broker:
         sources = await fill(broker)
@@ -201,7 +201,7 @@ async def test_a_merge_that_is_refused_leaves_its_object_where_it_is(fields: dic
         assert (result.ended, result.merged) == (ended, None)
         assert len(await segment_objects(broker)) == 5, "a merger deletes nothing"
         assert await listed_segments(broker.shared) == sources[:3]
-        assert (await broker.control()).rewritten is None
+        assert (await broker.manifest()).rewritten is None
 
 
 async def test_a_merge_is_refused_while_another_is_under_way() -> None:
@@ -211,7 +211,7 @@ async def test_a_merge_is_refused_while_another_is_under_way() -> None:
         result = await meanwhile(broker, lambda: change(broker, fmt=2, rewriting=other))
 
         assert result.ended is MergeEnd.OVERTAKEN
-        assert (await broker.control()).rewritten == other
+        assert (await broker.manifest()).rewritten == other
         assert await listed_segments(broker.shared) == sources[:3]
 
 
@@ -221,7 +221,7 @@ async def test_appends_and_compactions_meanwhile_are_no_reason_to_give_up() -> N
         inner = broker.shared.write
 
         async def also_appending(ops: Sequence[WriteOp]) -> WriteOutcome:
-            """The control record moves between the touch of the sources and the CAS, at first."""
+            """The manifest moves between the touch of the sources and the CAS, at first."""
             if len(moves) and isinstance(ops[-1], Put) and b'"rewritten"' in ops[-1].value:
                 await moves.pop()()
             return await inner(ops)
@@ -300,12 +300,12 @@ async def test_a_merge_that_the_log_start_has_passed_is_cleared_without_its_keys
         with pytest.raises(Crash):
             async with merging(Crashing(broker.shared, at=2, is_done=True, shared=[0]), broker.objects) as merger:
                 await merger.run(PARTITION)
-        assert (await broker.control()).rewritten is not None
+        assert (await broker.manifest()).rewritten is not None
         await broker.parts.trimmer.trim(PARTITION, 21)
         await broker.shared.write([DeleteRange(KEYS.segment(0), KEYS.segment(20).path)])
 
         assert (await merge(broker)).recovered
-        assert (await broker.control()).rewritten is None
+        assert (await broker.manifest()).rewritten is None
         assert await listed_segments(broker.shared) == []
 
 
@@ -338,15 +338,15 @@ async def test_the_entry_of_a_source_that_arrives_late_changes_nothing() -> None
 
 
 async def test_whoever_finishes_a_merge_that_was_merged_again_long_ago_leaves_that_alone() -> None:
-    """It read the control record, and paused. The object it would put into segments/ may be gone."""
+    """It read the manifest, and paused. The object it would put into segments/ may be gone."""
     async with rig() as broker:
         await fill(broker)
         with pytest.raises(Crash):
             async with merging(Crashing(broker.shared, at=2, is_done=True, shared=[0]), broker.objects) as merger:
                 await merger.run(PARTITION)
-        first = (await broker.control()).rewritten
+        first = (await broker.manifest()).rewritten
         assert first is not None
-        (old,) = await broker.shared.get_many([KEYS.control])
+        (old,) = await broker.shared.get_many([KEYS.manifest])
         await merge(broker)
         await fill(broker, 2, begin=SEGMENTS)
         again = (await merge(broker)).merged
@@ -354,7 +354,7 @@ async def test_whoever_finishes_a_merge_that_was_merged_again_long_ago_leaves_th
         inner = broker.shared.get_many
 
         async def paused(wanted: Sequence[Any]) -> list[Any]:
-            return [old if key == KEYS.control else found for key, found in zip(wanted, await inner(wanted), strict=True)]
+            return [old if key == KEYS.manifest else found for key, found in zip(wanted, await inner(wanted), strict=True)]
 
         faulty = FaultyMetadata(broker.shared)
         faulty.get_many = paused  # type: ignore[method-assign]
@@ -385,7 +385,7 @@ async def test_a_merge_from_an_old_scan_is_not_committed() -> None:
             with pytest.raises(Unavailable, match="changed all the time"):
                 await merger.run(PARTITION)
 
-        assert (await broker.control()).rewritten is None
+        assert (await broker.manifest()).rewritten is None
         assert await listed_segments(broker.shared) == [merged] * 3
         assert await everything(broker) == before
 
@@ -402,7 +402,7 @@ async def test_a_damaged_source_becomes_no_merge(position: int) -> None:
         with pytest.raises(Corrupt, match=key):
             await merge(broker)
 
-        assert (await broker.control()).rewritten is None
+        assert (await broker.manifest()).rewritten is None
         assert len(await segment_objects(broker)) == 4
 
 
@@ -481,12 +481,12 @@ async def test_a_merger_that_dies_at_any_step_leaves_what_the_next_one_finishes(
         assert counted[0] >= at + 1
         assert await everything(broker) == before, "nobody has gone on with it yet"
         results = [await merge(broker), await merge(broker)]
-        control = await broker.control()
+        manifest = await broker.manifest()
         merged = (await listed_segments(broker.shared))[0]
 
         assert {result.ended for result in results} <= {MergeEnd.MERGED, MergeEnd.NOTHING_DUE}
         assert len(await segment_objects(broker)) <= len(sources) + 2, "what was committed is not written again"
-        assert (control.rewritten, control.segment) == (None, sources[-1])
+        assert (manifest.rewritten, manifest.segment) == (None, sources[-1])
         assert (merged.base, merged.last) == (0, 11)
         assert await listed_segments(broker.shared) == [merged] * 3
         assert await left_behind(broker.shared) == []
@@ -512,7 +512,7 @@ async def test_a_write_without_an_answer_changes_nothing_of_the_log(at: int, fau
             await merger.run(PARTITION)
         merged = (await listed_segments(broker.shared))[0]
 
-        assert (await broker.control()).rewritten is None
+        assert (await broker.manifest()).rewritten is None
         assert (merged.base, merged.last) == (0, 11)
         assert await listed_segments(broker.shared) == [merged] * 3
         assert await left_behind(broker.shared) == []
@@ -553,7 +553,7 @@ async def test_a_merged_log_equals_the_unmerged_one_under_random_schedules() -> 
                         except Crash:
                             pass
                     case "trim":
-                        log_start = min(sent, (await broker.control()).log_start + chance.randint(0, 2))
+                        log_start = min(sent, (await broker.manifest()).log_start + chance.randint(0, 2))
                         await broker.parts.trimmer.trim(PARTITION, log_start)
                         if log_start:
                             await broker.shared.write([DeleteRange(KEYS.segment(0), KEYS.segment(log_start).path)])
@@ -563,9 +563,9 @@ async def test_a_merged_log_equals_the_unmerged_one_under_random_schedules() -> 
                         try:
                             assert int.from_bytes((await _read(reader, offset))[:8], "big") == offset
                         except OffsetOutOfRange:
-                            assert not (await broker.control()).log_start <= offset < sent
+                            assert not (await broker.manifest()).log_start <= offset < sent
                     case "time":
-                        wanted, start = chance.randint(1_000, 1_031), (await broker.control()).log_start
+                        wanted, start = chance.randint(1_000, 1_031), (await broker.manifest()).log_start
                         left = list(enumerate(times))[start:]
                         first = next(((at, time) for at, time in left if time >= wanted), None)
                         greatest = max(left, key=lambda found: (found[1], -found[0]), default=None)
@@ -573,7 +573,7 @@ async def test_a_merged_log_equals_the_unmerged_one_under_random_schedules() -> 
                         assert await search.first_at_or_after(PARTITION, wanted) == first, f"{seed=} {wanted=} {start=} {times=}"
                         assert await search.of_maximum(PARTITION) == greatest, f"{seed=} {start=} {times=}"
             await _collect(broker)
-            start = (await broker.control()).log_start
+            start = (await broker.manifest()).log_start
             reads, *_ = await everything(broker)
 
             assert [int.from_bytes(one[:8], "big") for one in reads] == list(range(start, sent))
@@ -584,10 +584,10 @@ async def test_a_merged_log_equals_the_unmerged_one_under_random_schedules() -> 
 
 async def _read(broker: Rig, offset: int) -> bytes:
     log = broker.parts.partitions.get(PARTITION)
-    await broker.parts.control_reads.refresh([log])
-    control = await broker.control()
-    if not control.log_start <= offset < control.sequence_counter:
-        raise OffsetOutOfRange("", log_start=control.log_start, high_watermark=control.sequence_counter)
+    await broker.parts.manifest_reads.refresh([log])
+    manifest = await broker.manifest()
+    if not manifest.log_start <= offset < manifest.sequence_counter:
+        raise OffsetOutOfRange("", log_start=manifest.log_start, high_watermark=manifest.sequence_counter)
     run = await broker.parts.reader.stored(log, offset, bytes_max=1)
     piece = run.from_offset(offset, 1, at_least_one=True)
     assert piece is not None
@@ -596,8 +596,8 @@ async def _read(broker: Rig, offset: int) -> bytes:
 
 async def _collect(broker: Rig) -> None:
     """Segments that nothing names go at once."""
-    control = await broker.control()
-    named = [*await listed_segments(broker.shared), control.segment, control.rewritten]
+    manifest = await broker.manifest()
+    named = [*await listed_segments(broker.shared), manifest.segment, manifest.rewritten]
     kept = {segment_key(PARTITION, one.object_id) for one in named if one is not None}
     await broker.objects._inner.delete_many([key for key in await segment_objects(broker) if key not in kept])
     await asyncio.sleep(0)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compactor.plan import MergePolicy, MergeRefusal, begin_rewriting, choose, is_inside, merge_of
-from storage.formats.control import Control, LogState, SegmentEntry
+from storage.formats.manifest import LogState, Manifest, SegmentEntry
 from storage.formats.segment import HEADER_BYTES, footer_bytes
 from storage.limits import MIB
 from storage.vocabulary import ObjectId
@@ -63,19 +63,19 @@ def test_a_merge_says_of_its_timestamps_what_its_sources_say() -> None:
 
 
 NEWEST = SegmentEntry(30, 39, ID, 1_000, 5, 5)
-CONTROL = Control(sequence_counter=50, compaction_cursor=40, segment=NEWEST)
+MANIFEST = Manifest(sequence_counter=50, compaction_cursor=40, segment=NEWEST)
 MERGED = SegmentEntry(10, 29, ID, 1_000, 5, 5)
 
 
-def test_a_merge_is_committed_beside_what_the_control_record_says() -> None:
-    changed = begin_rewriting(CONTROL, MERGED)
+def test_a_merge_is_committed_beside_what_the_manifest_says() -> None:
+    changed = begin_rewriting(MANIFEST, MERGED)
 
-    assert isinstance(changed, Control)
+    assert isinstance(changed, Manifest)
     assert (changed.fmt, changed.rewritten, changed.segment, changed.compaction_cursor) == (2, MERGED, NEWEST, 40)
 
 
 @pytest.mark.parametrize(
-    ("control", "refusal"),
+    ("manifest", "refusal"),
     [
         ({"log_state": LogState.DELETED}, MergeRefusal.GONE),
         ({"rewriting": SegmentEntry(0, 9, ID, 1_000, 5, 5)}, MergeRefusal.UNDER_WAY),
@@ -85,11 +85,11 @@ def test_a_merge_is_committed_beside_what_the_control_record_says() -> None:
         ({"segment": None}, MergeRefusal.NEWEST),
     ],
 )
-def test_a_merge_is_refused(control: dict[str, object], refusal: MergeRefusal) -> None:
+def test_a_merge_is_refused(manifest: dict[str, object], refusal: MergeRefusal) -> None:
     """Model: F-rewritten-overwritten, F-rewritten-nofloor, F-merge-newest."""
     import msgspec
 
-    assert begin_rewriting(msgspec.structs.replace(CONTROL, **control), MERGED) is refusal
+    assert begin_rewriting(msgspec.structs.replace(MANIFEST, **manifest), MERGED) is refusal
 
 
 def test_a_merge_takes_the_place_of_its_sources_and_not_that_of_a_later_merge() -> None:

@@ -330,7 +330,7 @@ ORPHAN = [Slice(PartitionId(TOPIC, 0), header_bytes(1), 10)]
 
 async def test_what_a_deposed_leader_says_is_named_is_not_called_missing() -> None:
     async with stored() as it:
-        old = await it.shared.get_many([PartitionKeys(ONE).control, PartitionKeys(OTHER).control])
+        old = await it.shared.get_many([PartitionKeys(ONE).manifest, PartitionKeys(OTHER).manifest])
         await it.compact()
         assert (await it.collect()).deleted == 5
         await it.append()

@@ -5,7 +5,7 @@ import pytest
 from compactor.limits import DEFAULT_LIMITS
 from compactor.plan import CompactionPolicy, count_due
 from runtime.ulid import RANDOM_BITS, encode_ulid
-from storage.formats.control import Entry
+from storage.formats.manifest import Entry
 from storage.limits import KIB
 from storage.vocabulary import ObjectId
 

@@ -15,7 +15,7 @@ from runtime.ids import IdSource
 from storage.catalog.collections import Deletions, accept_older
 from storage.catalog.topics import Topic, Topics
 from storage.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable
-from storage.formats.control import CompactionAttempt, CompactionState, LogState, encode_attempt
+from storage.formats.manifest import CompactionAttempt, CompactionState, LogState, encode_attempt
 from storage.formats.segment import segment_key, segments_of_topic
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
@@ -74,7 +74,7 @@ class Setting(NamedTuple):
         assert isinstance(await self.broker.shared.write([Put(key, value, None)]), Applied)
 
     async def left_of(self, topic: Topic) -> list[str]:
-        """Keys and objects, control records excepted."""
+        """Keys and objects, manifests excepted."""
         found = []
         for number in range(PARTITIONS):
             names = PartitionKeys(topic.partition(number))
@@ -114,7 +114,7 @@ async def test_all_that_a_deleted_topic_left_goes_but_its_tombstones_and_its_id(
         assert (done.partitions, done.is_round, done.failed) == (PARTITIONS, True, {})
         assert await it.left_of(gone) == []
         assert (await it.left_of(kept), await it.read_all(kept)) == before
-        assert [(await it.broker.control(gone.partition(number))).log_state for number in range(PARTITIONS)] == [LogState.DELETED] * 2
+        assert [(await it.broker.manifest(gone.partition(number))).log_state for number in range(PARTITIONS)] == [LogState.DELETED] * 2
         assert await it.broker.shared.get_many([keys.topic_id(gone.topic_id)]) != [None]
 
 
@@ -133,7 +133,7 @@ async def test_a_topic_that_is_being_deleted_is_left_alone_until_its_id_says_so(
         with pytest.raises(Unavailable):
             await half.delete(topic)
         half.close()
-        states = [(await it.broker.control(topic.partition(number))).log_state for number in range(PARTITIONS)]
+        states = [(await it.broker.manifest(topic.partition(number))).log_state for number in range(PARTITIONS)]
         done = await it.purge().run()
 
         assert states == [LogState.DELETED] * 2
@@ -389,7 +389,7 @@ async def test_a_partition_without_a_tombstone_is_left_alone_and_said(value: byt
     async with setting() as it:
         topic, other = await it.deleted("one"), await it.deleted("two")
         before = await it.left_of(topic)
-        path = PartitionKeys(topic.partition(1)).control.path
+        path = PartitionKeys(topic.partition(1)).manifest.path
         done = await it.purge(metadata=Changed(it.broker.shared, path, value)).run()
         left = await it.left_of(topic)
 
@@ -415,7 +415,7 @@ async def test_partitions_that_fail_end_a_run_and_the_next_goes_on_behind_them()
     limits = CompactorLimits(purge_failed_max=1, purge_partitions_together=1)
     async with setting() as it:
         topics = sorted([await it.deleted("one"), await it.deleted("two")], key=lambda topic: topic.topic_id)
-        path = PartitionKeys(topics[0].partition(0)).control.path
+        path = PartitionKeys(topics[0].partition(0)).manifest.path
         upkeep = it.purge(metadata=Changed(it.broker.shared, path, None), policy=PurgePolicy(pause_s=1e6), limits=limits)
         first, second = await upkeep.run(), await upkeep.run()
 
@@ -440,7 +440,7 @@ async def test_ranges_of_a_partition_hold_no_key_of_another() -> None:
         numbers = (0, 1, 10, 99_999)
         for number in numbers:
             names = PartitionKeys(PartitionId(topic_id, number))
-            for key in (names.control, names.compaction, names.index(0), names.index(10**20 - 1), names.segment(5)):
+            for key in (names.manifest, names.compaction, names.index(0), names.index(10**20 - 1), names.segment(5)):
                 await it.put(key)
         names = PartitionKeys(PartitionId(topic_id, 1))
         for first, end in names.lists():
@@ -451,4 +451,4 @@ async def test_ranges_of_a_partition_hold_no_key_of_another() -> None:
                 left[number] += len(await it.broker.shared.list(first, end))
 
         assert left == {0: 3, 1: 0, 10: 3, 99_999: 3}
-        assert None not in await it.broker.shared.get_many([names.control, names.compaction])
+        assert None not in await it.broker.shared.get_many([names.manifest, names.compaction])

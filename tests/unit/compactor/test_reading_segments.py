@@ -5,7 +5,7 @@ import pytest
 
 from compactor.plan import CompactionPolicy
 from storage.errors import Corrupt, Unavailable
-from storage.formats.control import SegmentEntry, SegmentFact, encode, with_rewritten
+from storage.formats.manifest import SegmentEntry, SegmentFact, encode, with_rewritten
 from storage.formats.segment import FOOTER_READ_BYTES, HEADER_BYTES, segment_key
 from storage.formats.wal import object_key
 from storage.limits import BLOCK_BYTES, MIB
@@ -22,7 +22,7 @@ from tests.unit.storage.log.rig import PARTITION, Rig, rig
 async def read(broker: Rig, offset: int, *, bytes_max: int = 1) -> list[int]:
     """The base offsets of the batches that a fetch of `offset` gets."""
     log = broker.parts.partitions.get(PARTITION)
-    await broker.parts.control_reads.refresh([log])
+    await broker.parts.manifest_reads.refresh([log])
     run = await broker.parts.reader.stored(log, offset, bytes_max=bytes_max)
     piece = run.from_offset(offset, bytes_max, at_least_one=True)
     assert piece is not None
@@ -73,7 +73,7 @@ async def test_a_batch_that_does_not_fit_is_not_read_without_need() -> None:
     async with rig() as broker:
         await set_segments(broker, await put_segment(broker, IDS[0], [batch(0, size=1_000)], base=0, last=0))
         log = broker.parts.partitions.get(PARTITION)
-        await broker.parts.control_reads.refresh([log])
+        await broker.parts.manifest_reads.refresh([log])
 
         assert await broker.parts.reader.stored_within(log, 0, bytes_max=100, at_least_one=False) is None
 
@@ -88,7 +88,7 @@ async def test_a_batch_whose_damaged_header_says_that_it_is_larger_than_its_bloc
         await broker.objects._inner.delete_many([key])
         await broker.objects._inner.put_if_absent(key, [data])
         log = broker.parts.partitions.get(PARTITION)
-        await broker.parts.control_reads.refresh([log])
+        await broker.parts.manifest_reads.refresh([log])
 
         with pytest.raises(Corrupt, match=key):
             await broker.parts.reader.stored_within(log, 0, bytes_max=100, at_least_one=False)
@@ -145,15 +145,15 @@ async def test_a_segment_that_another_has_replaced_is_read_from_that_one() -> No
 
 
 async def set_rewritten(broker: Rig, merged: SegmentEntry | None) -> None:
-    (record,) = await broker.shared.get_many([KEYS.control])
+    (record,) = await broker.shared.get_many([KEYS.manifest])
     assert record is not None
-    control = with_rewritten(await broker.control(), merged)
-    assert isinstance(await broker.shared.write([Put(KEYS.control, encode(control), record.version)]), Applied)
+    manifest = with_rewritten(await broker.manifest(), merged)
+    assert isinstance(await broker.shared.write([Put(KEYS.manifest, encode(manifest), record.version)]), Applied)
 
 
 async def pages_from(broker: Rig, offset: int) -> list[tuple[int, int]]:
-    control = await broker.control()
-    return [(one.base, one.last) async for page in entry_pages(broker.shared, KEYS, control, offset) for one in page]
+    manifest = await broker.manifest()
+    return [(one.base, one.last) async for page in entry_pages(broker.shared, KEYS, manifest, offset) for one in page]
 
 
 async def three_and_a_merge(broker: Rig) -> tuple[list[SegmentEntry], SegmentEntry]:
@@ -164,7 +164,7 @@ async def three_and_a_merge(broker: Rig) -> tuple[list[SegmentEntry], SegmentEnt
     return segments, merged
 
 
-async def test_a_merge_that_the_control_record_names_goes_before_the_keys_of_its_sources() -> None:
+async def test_a_merge_that_the_manifest_names_goes_before_the_keys_of_its_sources() -> None:
     async with rig() as broker:
         segments, merged = await three_and_a_merge(broker)
         await set_rewritten(broker, merged)
@@ -209,7 +209,7 @@ async def test_a_reader_that_has_read_a_merge_does_not_go_back_behind_it() -> No
         assert await read(broker, 3) == [3]
         await set_rewritten(broker, None)
         log = broker.parts.partitions.get(PARTITION)
-        await broker.parts.control_reads.refresh([log])
+        await broker.parts.manifest_reads.refresh([log])
 
         assert await broker.parts.reader._index.find(log, 3) == merged
 

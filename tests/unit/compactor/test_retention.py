@@ -12,7 +12,7 @@ from compactor.limits import CompactorLimits
 from compactor.plan import NO_LIMIT, RetentionLimits
 from compactor.retention import RetentionResult
 from storage.errors import NotFound, OffsetOutOfRange, OutcomeUnknown, Unavailable
-from storage.formats.control import Control, LogState, SegmentFact, encode
+from storage.formats.manifest import LogState, Manifest, SegmentFact, encode
 from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
 from storage.log.limits import DEFAULT_LIMITS
@@ -31,10 +31,10 @@ async def test_what_is_too_old_goes_with_its_keys_and_the_rest_reads_as_before(s
     async with aging(old=40, segments=segments, new=7) as log:
         before = await base_offsets(log.broker, 80)
         done = await log.run()
-        control = await log.broker.control()
+        manifest = await log.broker.manifest()
 
         assert (done.log_start, done.removed) == (80, 80)
-        assert (control.log_start, control.sequence_counter) == (80, 94)
+        assert (manifest.log_start, manifest.sequence_counter) == (80, 94)
         assert await log.segment_ends() == []
         assert [end for end in await index_ends(log.broker.shared) if end < 80] == []
         assert done.keys > 0
@@ -70,8 +70,8 @@ async def test_all_may_go_and_the_log_goes_on_at_the_same_offset() -> None:
 
 async def test_what_is_too_much_goes_while_what_follows_has_that_size() -> None:
     async with aging(new=40) as log:
-        control = await log.broker.control()
-        one_bytes = control.bytes_total // 40
+        manifest = await log.broker.manifest()
+        one_bytes = manifest.bytes_total // 40
         exact = await log.run(RetentionLimits(NO_LIMIT, 15 * one_bytes))
         more = await log.run(RetentionLimits(NO_LIMIT, 14 * one_bytes + 1))
         none = await log.run(RetentionLimits(NO_LIMIT, 15 * one_bytes))
@@ -86,7 +86,7 @@ async def test_segments_have_the_size_of_their_objects() -> None:
             await log.append(10)
             await log.compact()
         sizes = [one.size_bytes for one in await listed_segments(log.broker.shared)]
-        newest = (await log.broker.control()).segment
+        newest = (await log.broker.manifest()).segment
         assert newest is not None
         before = await log.run(RetentionLimits(NO_LIMIT, sizes[1] + newest.size_bytes + 1))
         after = await log.run(RetentionLimits(NO_LIMIT, sizes[1] + newest.size_bytes))
@@ -97,15 +97,15 @@ async def test_segments_have_the_size_of_their_objects() -> None:
 
 async def test_the_newest_segment_stays_in_the_record_and_a_chunk_that_holds_log_start_stays_too() -> None:
     async with aging(old=20, segments=1) as log:
-        segment = (await log.broker.control()).segment
+        segment = (await log.broker.manifest()).segment
         await log.append(5, age_h=2)
         await log.append(DEFAULT_LIMITS.pending_entries_max * 2)
         ends = await index_ends(log.broker.shared)
         await log.run()
-        control = await log.broker.control()
+        manifest = await log.broker.manifest()
 
-        assert control.log_start == 50
-        assert (control.segment, control.compaction_cursor) == (segment, 40), "it says where the cursor is"
+        assert manifest.log_start == 50
+        assert (manifest.segment, manifest.compaction_cursor) == (segment, 40), "it says where the cursor is"
         assert await index_ends(log.broker.shared) == [end for end in ends if end >= 50]
         assert await base_offsets(log.broker, 50) == [*range(50, 50 + 4 * DEFAULT_LIMITS.pending_entries_max, 2)]
 
@@ -114,9 +114,9 @@ async def test_compaction_goes_on_behind_what_retention_took() -> None:
     async with aging(old=40, new=20) as log:
         await log.run()
         await log.compact()
-        control = await log.broker.control()
+        manifest = await log.broker.manifest()
 
-        assert (control.segment.base, control.segment.last) == (80, 119)  # type: ignore[union-attr]
+        assert (manifest.segment.base, manifest.segment.last) == (80, 119)  # type: ignore[union-attr]
         assert await base_offsets(log.broker, 80) == [*range(80, 120, 2)]
 
 
@@ -155,8 +155,8 @@ async def test_a_log_that_is_not_open_is_left_alone(state: LogState) -> None:
         ends = await log.segment_ends()
 
         assert await log.run() == RetentionResult(45)
-        assert not log.retention().is_due(PARTITION, await log.broker.control(), HOUR)
-        assert ((await log.broker.control()).log_start, await log.segment_ends()) == (45, ends)
+        assert not log.retention().is_due(PARTITION, await log.broker.manifest(), HOUR)
+        assert ((await log.broker.manifest()).log_start, await log.segment_ends()) == (45, ends)
 
 
 async def test_a_partition_that_is_not_there_is_left_alone() -> None:
@@ -189,55 +189,55 @@ async def test_where_nothing_is_due_a_run_reads_once_or_twice_and_writes_nothing
 async def test_nothing_is_due_before_it_may_have_something_to_do() -> None:
     async with aging(new=4) as log:
         upkeep = log.retention()
-        control = await log.broker.control()
-        unknown = upkeep.is_due(PARTITION, control, HOUR)
+        manifest = await log.broker.manifest()
+        unknown = upkeep.is_due(PARTITION, manifest, HOUR)
         await upkeep.run(PARTITION, HOUR)
-        later = upkeep.is_due(PARTITION, control, HOUR)
-        altered = upkeep.is_due(PARTITION, control, RetentionLimits(1, NO_LIMIT))
-        trimmed = upkeep.is_due(PARTITION, msgspec.structs.replace(control, log_start=2), HOUR)
+        later = upkeep.is_due(PARTITION, manifest, HOUR)
+        altered = upkeep.is_due(PARTITION, manifest, RetentionLimits(1, NO_LIMIT))
+        trimmed = upkeep.is_due(PARTITION, msgspec.structs.replace(manifest, log_start=2), HOUR)
         log.clock.advance(3_600 + 60)
-        aged = upkeep.is_due(PARTITION, control, HOUR)
+        aged = upkeep.is_due(PARTITION, manifest, HOUR)
         await upkeep.run(PARTITION, HOUR)
-        empty = upkeep.is_due(PARTITION, await log.broker.control(), HOUR)
+        empty = upkeep.is_due(PARTITION, await log.broker.manifest(), HOUR)
         await log.append(1, age_h=2)
-        late = upkeep.is_due(PARTITION, await log.broker.control(), HOUR)
+        late = upkeep.is_due(PARTITION, await log.broker.manifest(), HOUR)
 
         assert (unknown, later, altered, trimmed, aged, empty, late) == (True, False, True, True, True, False, True)
-        assert not log.retention().is_due(PARTITION, Control(sequence_counter=9, last_append_ms=log.clock.now_ms()), ENDLESS)
+        assert not log.retention().is_due(PARTITION, Manifest(sequence_counter=9, last_append_ms=log.clock.now_ms()), ENDLESS)
 
 
 async def test_by_size_a_partition_is_due_with_the_append_that_makes_it_too_large() -> None:
     async with aging(new=40) as log:
         upkeep = log.retention()
-        fifty = RetentionLimits(NO_LIMIT, 50 * (await log.broker.control()).bytes_total // 40)
+        fifty = RetentionLimits(NO_LIMIT, 50 * (await log.broker.manifest()).bytes_total // 40)
         for _ in range(3):
             await upkeep.run(PARTITION, fifty)
             seen: list[bool] = []
             while not seen or not seen[-1]:
                 await log.append(1)
-                seen.append(upkeep.is_due(PARTITION, await log.broker.control(), fifty))
+                seen.append(upkeep.is_due(PARTITION, await log.broker.manifest(), fifty))
             done = await upkeep.run(PARTITION, fifty)
             if done.removed:
                 break
 
         assert done.removed == 2
-        assert (await log.broker.control()).sequence_counter == 102
+        assert (await log.broker.manifest()).sequence_counter == 102
 
 
 async def test_so_many_looks_are_remembered_and_a_partition_beyond_them_is_always_due() -> None:
     other = PARTITION._replace(partition=1)
     async with aging(new=4, limits=CompactorLimits(retention_looks_kept_max=1)) as log:
         upkeep = log.retention()
-        control = await log.broker.control()
-        await log.broker.shared.write([Put(PartitionKeys(other).control, encode(msgspec.structs.replace(control, pending=())), ABSENT)])
+        manifest = await log.broker.manifest()
+        await log.broker.shared.write([Put(PartitionKeys(other).manifest, encode(msgspec.structs.replace(manifest, pending=())), ABSENT)])
         for partition in (PARTITION, other):
             with contextlib.suppress(Unavailable):
                 await upkeep.run(partition, RetentionLimits(NO_LIMIT, 1 << 40))
-        due = [upkeep.is_due(partition, control, RetentionLimits(NO_LIMIT, 1 << 40)) for partition in (PARTITION, other)]
+        due = [upkeep.is_due(partition, manifest, RetentionLimits(NO_LIMIT, 1 << 40)) for partition in (PARTITION, other)]
         upkeep.keep_only(frozenset({other}))
 
         assert due == [False, True]
-        assert upkeep.is_due(PARTITION, control, HOUR), "it was somebody else's meanwhile"
+        assert upkeep.is_due(PARTITION, manifest, HOUR), "it was somebody else's meanwhile"
 
 
 # Faults
@@ -282,7 +282,7 @@ async def with_all_there_is_to_do() -> AsyncIterator[Aging]:
 
 async def check_done(log: Aging) -> None:
     begin = 120 + 2 * DEFAULT_LIMITS.pending_entries_max
-    assert (await log.broker.control()).log_start == begin
+    assert (await log.broker.manifest()).log_start == begin
     assert await log.segment_ends() == []
     assert [end for end in await index_ends(log.broker.shared) if end < begin] == []
     assert await base_offsets(log.broker, begin) == [*range(begin, begin + 2 * DEFAULT_LIMITS.pending_entries_max, 2)]
@@ -319,7 +319,7 @@ async def test_a_write_without_an_answer_is_made_up_for(at: int, fault: str) -> 
                 await faulty.deliver_late()
         await faulty.deliver_late()
 
-        assert not upkeep.is_due(PARTITION, await log.broker.control(), HOUR)
+        assert not upkeep.is_due(PARTITION, await log.broker.manifest(), HOUR)
         await check_done(log)
 
 
@@ -332,9 +332,9 @@ async def test_appends_compactions_and_trims_meanwhile_are_no_reason_to_give_up(
             await log.broker.parts.trimmer.trim(PARTITION, 33)
 
         done = await log.retention(Meanwhile(log.broker.shared, act)).run(PARTITION, HOUR)
-        control = await log.broker.control()
+        manifest = await log.broker.manifest()
 
-        assert (done.log_start, control.log_start, control.compaction_cursor) == (80, 80, 100)
+        assert (done.log_start, manifest.log_start, manifest.compaction_cursor) == (80, 80, 100)
         assert await base_offsets(log.broker, 80) == [80, *range(82, 100, 2)]
 
 
@@ -343,7 +343,7 @@ async def test_log_start_does_not_go_back_where_a_client_deletes_more_meanwhile(
         trimmed = Meanwhile(log.broker.shared, lambda: log.broker.parts.trimmer.trim(PARTITION, 91))  # type: ignore[arg-type, return-value]
         done = await log.retention(trimmed).run(PARTITION, HOUR)
 
-        assert (done.log_start, (await log.broker.control()).log_start) == (91, 91)
+        assert (done.log_start, (await log.broker.manifest()).log_start) == (91, 91)
 
 
 @pytest.mark.parametrize("state", [LogState.FENCED, LogState.DELETED])
@@ -354,7 +354,7 @@ async def test_a_log_that_is_closed_meanwhile_is_left_alone(state: LogState) -> 
         closed = Meanwhile(log.broker.shared, lambda: log.change(log_state=state))
 
         assert await log.retention(closed).run(PARTITION, HOUR) == RetentionResult(45)
-        assert ((await log.broker.control()).log_start, await log.segment_ends()) == (45, ends)
+        assert ((await log.broker.manifest()).log_start, await log.segment_ends()) == (45, ends)
 
 
 async def test_a_key_that_a_merge_has_put_anew_stays_until_the_next_run_sees_it() -> None:
@@ -367,7 +367,7 @@ async def test_a_key_that_a_merge_has_put_anew_stays_until_the_next_run_sees_it(
         upkeep = log.retention(Meanwhile(log.broker.shared, put_anew, at=1))
         await upkeep.run(PARTITION, HOUR)
         ends = await log.segment_ends()
-        is_due = upkeep.is_due(PARTITION, await log.broker.control(), HOUR)
+        is_due = upkeep.is_due(PARTITION, await log.broker.manifest(), HOUR)
         await upkeep.run(PARTITION, HOUR)
 
         assert (ends, is_due, await log.segment_ends()) == ([segment.last], True, [])
@@ -378,7 +378,7 @@ async def test_entries_that_move_while_they_are_read_are_left_to_the_next_run() 
         await log.broker.shared.write([DeleteRange(KEYS.index(0), KEYS.index(32).path)])
 
         assert await log.run() == RetentionResult(0)
-        assert (await log.broker.control()).log_start == 0
+        assert (await log.broker.manifest()).log_start == 0
 
 
 async def test_a_store_that_does_not_answer_is_said_to_be_unavailable() -> None:
@@ -411,9 +411,9 @@ async def test_a_broker_that_has_not_heard_of_it_says_out_of_range_only_where_th
         rig(shared=log.broker.shared, objects=log.broker.objects._inner, epoch=8) as other,
     ):
         view = other.parts.partitions.get(PARTITION)
-        await other.parts.control_reads.refresh([view])
+        await other.parts.manifest_reads.refresh([view])
         await log.run()
-        known = view.seen.control
+        known = view.seen.manifest
         assert known is not None
         assert known.log_start == 0
         with pytest.raises(OffsetOutOfRange) as refused:
@@ -430,7 +430,7 @@ async def test_a_read_of_what_was_collected_meanwhile_goes_on_or_says_where_the_
         rig(shared=log.broker.shared, objects=log.broker.objects._inner, epoch=8) as other,
     ):
         view = other.parts.partitions.get(PARTITION)
-        await other.parts.control_reads.refresh([view])
+        await other.parts.manifest_reads.refresh([view])
         found = await other.parts.reader._index.find(view, 10)  # it keeps the key
         await log.run()
         key = segment_key(PARTITION, found.object_id) if segments else object_key(found.object_id)

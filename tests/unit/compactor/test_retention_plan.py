@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from compactor.limits import DEFAULT_LIMITS
 from compactor.plan import AHEAD_MS, NO_LIMIT, RetentionLimits, RetentionPlan, limits_of, source_ms
 from runtime.ulid import encode_ulid
-from storage.formats.control import Control, Entry, EntrySource, SegmentEntry
+from storage.formats.manifest import Entry, EntrySource, Manifest, SegmentEntry
 from storage.vocabulary import ObjectId
 
 NOW_MS = 1_800_000_000_000
@@ -45,9 +45,9 @@ def log_of(drawn: Sequence[tuple[bool, int, int | None, int]]) -> list[EntrySour
     ]
 
 
-def control_of(log: Sequence[EntrySource], **fields: Any) -> Control:
+def manifest_of(log: Sequence[EntrySource], **fields: Any) -> Manifest:
     end = log[-1].last + 1 if log else 0
-    return Control(sequence_counter=end, bytes_total=sum(one.size_bytes for one in log), **fields)
+    return Manifest(sequence_counter=end, bytes_total=sum(one.size_bytes for one in log), **fields)
 
 
 def plan_of(
@@ -58,7 +58,7 @@ def plan_of(
     page: int = 3,
     sizes_kept_max: int = SIZES_KEPT_MAX,
 ) -> RetentionPlan:
-    plan = RetentionPlan(limits, control_of(log), now_ms=now_ms, sizes_kept_max=sizes_kept_max)
+    plan = RetentionPlan(limits, manifest_of(log), now_ms=now_ms, sizes_kept_max=sizes_kept_max)
     for begin in range(0, len(log), page):
         if not plan.add(log[begin : begin + page]):
             break
@@ -98,7 +98,7 @@ def test_nothing_goes_before_the_plan_said_that_something_may(
     rest = [one for one in log if one.base >= plan.log_start]
     appended = [msgspec.structs.replace(one, base=one.base + end, last=one.last + end) for one in more]
     grown = [*rest, *appended]
-    bytes_total = control_of(log).bytes_total + sum(one.size_bytes for one in appended)
+    bytes_total = manifest_of(log).bytes_total + sum(one.size_bytes for one in appended)
     if rest and now_ms < plan.again_ms and bytes_total < plan.again_bytes:
         assert naive(grown, limits, now_ms=now_ms) == rest[0].base
 
@@ -116,7 +116,7 @@ def test_items_without_number_are_counted_in_bounded_memory_and_never_too_much_g
 
 
 def test_by_time_alone_no_more_is_looked_at_than_the_first_that_stays() -> None:
-    plan = RetentionPlan(RetentionLimits(DAY_MS, NO_LIMIT), Control(sequence_counter=9), now_ms=NOW_MS, sizes_kept_max=SIZES_KEPT_MAX)
+    plan = RetentionPlan(RetentionLimits(DAY_MS, NO_LIMIT), Manifest(sequence_counter=9), now_ms=NOW_MS, sizes_kept_max=SIZES_KEPT_MAX)
 
     assert plan.add([entry(0, at_ms=NOW_MS - 2 * DAY_MS)])
     assert not plan.add([entry(2)])
@@ -125,7 +125,7 @@ def test_by_time_alone_no_more_is_looked_at_than_the_first_that_stays() -> None:
 
 def test_by_size_nothing_is_counted_of_a_log_that_never_had_so_much() -> None:
     plan = RetentionPlan(
-        RetentionLimits(NO_LIMIT, 1_000), Control(sequence_counter=9, bytes_total=1_000), now_ms=NOW_MS, sizes_kept_max=SIZES_KEPT_MAX
+        RetentionLimits(NO_LIMIT, 1_000), Manifest(sequence_counter=9, bytes_total=1_000), now_ms=NOW_MS, sizes_kept_max=SIZES_KEPT_MAX
     )
 
     assert not plan.add([entry(0, size_bytes=600)])
@@ -135,7 +135,7 @@ def test_by_size_nothing_is_counted_of_a_log_that_never_had_so_much() -> None:
 def test_what_a_merge_has_put_in_the_place_of_counted_segments_is_not_counted_twice() -> None:
     log = [segment(0, size_bytes=100), segment(2, size_bytes=100), SegmentEntry(0, 5, object_id(NOW_MS), 250, NOW_MS, NOW_MS)]
     plan = RetentionPlan(
-        RetentionLimits(NO_LIMIT, 150), Control(sequence_counter=9, bytes_total=300), now_ms=NOW_MS, sizes_kept_max=SIZES_KEPT_MAX
+        RetentionLimits(NO_LIMIT, 150), Manifest(sequence_counter=9, bytes_total=300), now_ms=NOW_MS, sizes_kept_max=SIZES_KEPT_MAX
     )
     plan.add(log)
 

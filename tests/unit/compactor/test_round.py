@@ -29,7 +29,7 @@ from compactor.slices import ByteRoom, open_spool, stamp
 from runtime.blocking import InlineBlocking, ThreadBlocking
 from runtime.clock import SystemClock
 from storage.errors import Corrupt, EndsEarly, NotFound, StorageError, Unavailable
-from storage.formats.control import Control, Entry, encode
+from storage.formats.manifest import Entry, Manifest, encode
 from storage.formats.wal import object_key
 from storage.log.flush import NO_INLINE, FlushSettings, InlineSettings
 from storage.metadata.keys import PartitionKeys
@@ -163,7 +163,7 @@ class Bench(NamedTuple):
 async def bench(inline: InlineSettings = NO_INLINE) -> AsyncIterator[Bench]:
     shared = MemoryMetadataStore(clock=SystemClock(), shards=1)
     for partition in PARTITIONS:
-        await shared.write([Put(PartitionKeys(partition).control, encode(Control()), ABSENT)])
+        await shared.write([Put(PartitionKeys(partition).manifest, encode(Manifest()), ABSENT)])
     async with rig(shared=shared, flush=FlushSettings(interval_s=0.005, gather_s=0.0), inline=inline) as broker:
         for number in range(OBJECTS):
             await asyncio.gather(*[broker.send(record_batch(b"%d" % number), partition=partition) for partition in PARTITIONS])
@@ -197,7 +197,7 @@ async def test_partitions_that_do_not_fit_are_left_unclaimed_for_the_next_round(
 
 async def test_what_is_wrong_with_one_partition_does_not_keep_the_others() -> None:
     async with bench() as it:
-        entry = (await it.broker.control(PARTITIONS[2])).pending[-1]
+        entry = (await it.broker.manifest(PARTITIONS[2])).pending[-1]
         ((position, length),) = entry.batches
         key = object_key(entry.object_id)
         content = bytearray(it.broker.objects._inner._objects[key].body)
@@ -208,7 +208,7 @@ async def test_what_is_wrong_with_one_partition_does_not_keep_the_others() -> No
         assert isinstance(report.ended[PARTITIONS[2]], Corrupt)
         others = [partition for partition in PARTITIONS if partition != PARTITIONS[2]]
         assert {only(report, partition).ended for partition in others} == {CompactionEnd.COMPACTED}
-        assert (await it.broker.control(PARTITIONS[2])).compaction_cursor == 0
+        assert (await it.broker.manifest(PARTITIONS[2])).compaction_cursor == 0
         assert (await left_behind(it.broker.shared, PARTITIONS[2]))[1:] == [], "nobody keeps it claimed"
 
 
@@ -218,7 +218,7 @@ async def test_an_object_that_cannot_be_read_is_the_failure_of_those_that_need_i
         for partition in PARTITIONS[:2]:
             await it.run(partitions=[partition])
         await asyncio.gather(*[it.broker.send(record_batch(b"more"), partition=partition) for partition in PARTITIONS[:2]])
-        entry = (await it.broker.control(PARTITIONS[5])).pending[0]
+        entry = (await it.broker.manifest(PARTITIONS[5])).pending[0]
         it.objects.failing[object_key(entry.object_id)] = failure
         report = await it.run()
 

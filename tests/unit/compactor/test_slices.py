@@ -6,7 +6,7 @@ from compactor.limits import DEFAULT_LIMITS
 from compactor.slices import GETS_TOGETHER, GatheredSlices, open_spool
 from runtime.blocking import InlineBlocking
 from storage.errors import Unavailable
-from storage.formats.control import Entry
+from storage.formats.manifest import Entry
 from storage.vocabulary import ObjectId
 
 ONE = ObjectId("01M8ENPC0WP3R34E36D6181E6P")

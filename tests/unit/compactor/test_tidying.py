@@ -11,7 +11,7 @@ from compactor.retention import Retention
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from storage.errors import OutcomeUnknown, Unavailable
-from storage.formats.control import Control, LogState, PageRef, ProducerPage, WriterEntry, decode_chunk, encode
+from storage.formats.manifest import LogState, Manifest, PageRef, ProducerPage, WriterEntry, decode_chunk, encode
 from storage.log.decide import drained
 from storage.log.limits import DEFAULT_LIMITS
 from storage.metadata.port import ABSENT, Key, Put
@@ -31,23 +31,23 @@ async def chunk_of(log: Aging, last: int) -> Any:
     return None if record is None else decode_chunk(record.value, path=record.path)
 
 
-async def check_drained(log: Aging, before: Control) -> None:
+async def check_drained(log: Aging, before: Manifest) -> None:
     """The ring of `before` has left, once and whole, nothing else has changed, and the log is what it was."""
-    control = await log.broker.control()
+    manifest = await log.broker.manifest()
 
-    assert control.pending == ()
-    assert control.sequence_counter == before.sequence_counter
+    assert manifest.pending == ()
+    assert manifest.sequence_counter == before.sequence_counter
     assert await chunk_of(log, before.sequence_counter - 1) == drained(before)
-    assert not log.retention().is_due(PARTITION, control, ENDLESS)
+    assert not log.retention().is_due(PARTITION, manifest, ENDLESS)
     await check_whole(log)
 
 
 async def check_whole(log: Aging) -> None:
     """Every offset can be read by who has read nothing before, and nothing is wrong with the stores."""
-    control = await log.broker.control()
-    begin = -(-control.log_start // 2) * 2
+    manifest = await log.broker.manifest()
+    begin = -(-manifest.log_start // 2) * 2
 
-    assert await base_offsets(log.broker, begin) == [*range(begin, control.sequence_counter, 2)]
+    assert await base_offsets(log.broker, begin) == [*range(begin, manifest.sequence_counter, 2)]
     await make_topic(log.broker.shared, partitions=1)
     assert await found(log.broker, depth=DEEP) == []
 
@@ -61,20 +61,20 @@ async def test_producers_that_expired_in_an_idle_partition_go_with_their_pages_i
         page = KEYS.producer_page("1-1-1-1-0")
         await log.broker.shared.write([Put(page, encode(ProducerPage(producers={})), ABSENT)])
         await log.change(pages=(PageRef("1-1-1-1-0", 10, 19, log.clock.now_ms()),))
-        early = await log.broker.control()
+        early = await log.broker.manifest()
         assert not log.retention().is_due(PARTITION, early, ENDLESS)
         await log.run(ENDLESS)
-        assert await log.broker.control() == early
+        assert await log.broker.manifest() == early
         log.clock.advance(86_400 + 60)
         counting = Counting(log.broker.shared)
         assert log.retention().is_due(PARTITION, early, ENDLESS)
         await log.retention(counting).run(PARTITION, ENDLESS)
-        control = await log.broker.control()
+        manifest = await log.broker.manifest()
 
-        assert (control.producers, control.pages) == ({}, ())
+        assert (manifest.producers, manifest.pages) == ({}, ())
         assert await log.broker.shared.get_many([page]) == [None]
         assert counting.calls == ["get_many", "get_many", "write", "write"]
-        assert not log.retention().is_due(PARTITION, control, ENDLESS)
+        assert not log.retention().is_due(PARTITION, manifest, ENDLESS)
 
 
 async def test_pages_stay_when_the_write_that_would_drop_them_was_not_needed() -> None:
@@ -92,19 +92,19 @@ async def test_pages_stay_when_the_write_that_would_drop_them_was_not_needed() -
 
         await log.retention(Meanwhile(log.broker.shared, append)).run(PARTITION, ENDLESS)
 
-        assert len((await log.broker.control()).pages) == 1
+        assert len((await log.broker.manifest()).pages) == 1
         assert await log.broker.shared.get_many([page]) != [None]
 
 
 async def test_an_idle_ring_that_is_compacted_goes_and_appends_and_reads_go_on() -> None:
     async with aging(new=20) as log:
         await log.compact()
-        assert len((await log.broker.control()).pending) > 0
+        assert len((await log.broker.manifest()).pending) > 0
         log.clock.advance(IDLE_S)
         await log.run(ENDLESS)
-        control = await log.broker.control()
+        manifest = await log.broker.manifest()
 
-        assert (control.pending, control.sequence_counter, control.compaction_cursor) == ((), 40, 40)
+        assert (manifest.pending, manifest.sequence_counter, manifest.compaction_cursor) == ((), 40, 40)
         assert await base_offsets(log.broker, 0) == [*range(0, 40, 2)]
         await log.append(DEFAULT_LIMITS.pending_entries_max + 3)
         assert await base_offsets(log.broker, 0) == [*range(0, 40 + 2 * DEFAULT_LIMITS.pending_entries_max + 6, 2)]
@@ -121,11 +121,11 @@ async def test_a_chunk_of_a_ring_that_has_gone_may_come_late_and_means_nothing()
             await other.metadata.until_late()
             log.clock.advance(IDLE_S)
             await log.run(ENDLESS)
-            assert (await log.broker.control()).pending == ()
+            assert (await log.broker.manifest()).pending == ()
             await other.metadata.deliver_late()
             await sent
 
-        assert (await log.broker.control()).sequence_counter == 2 * DEFAULT_LIMITS.pending_entries_max + 2
+        assert (await log.broker.manifest()).sequence_counter == 2 * DEFAULT_LIMITS.pending_entries_max + 2
         assert await base_offsets(log.broker, 0) == [*range(0, 2 * DEFAULT_LIMITS.pending_entries_max + 2, 2)]
 
 
@@ -138,7 +138,7 @@ async def test_a_ring_to_which_nobody_appends_leaves_in_one_write_and_is_never_w
     limits: RetentionLimits, before_ring: int
 ) -> None:
     async with aging(new=before_ring + RING) as log:
-        before = await log.broker.control()
+        before = await log.broker.manifest()
         assert not log.retention().is_due(PARTITION, before, ENDLESS)
         log.clock.advance(IDLE_S)
         faulty, upkeep = FaultyMetadata(log.broker.shared), log.retention()
@@ -146,7 +146,7 @@ async def test_a_ring_to_which_nobody_appends_leaves_in_one_write_and_is_never_w
         await log.retention(faulty).run(PARTITION, limits)
         (ops,) = faulty.writes
 
-        assert [op.key for op in ops if isinstance(op, Put)] == [KEYS.index(before.sequence_counter - 1), KEYS.control], "the chunk first"
+        assert [op.key for op in ops if isinstance(op, Put)] == [KEYS.index(before.sequence_counter - 1), KEYS.manifest], "the chunk first"
         await check_drained(log, before)
         counting = Counting(log.broker.shared)
         await log.retention(counting).run(PARTITION, limits)
@@ -158,10 +158,10 @@ async def test_appends_begin_a_ring_of_their_own_and_the_log_is_compacted_as_eve
         log.clock.advance(IDLE_S)
         await log.run(ENDLESS)
         await log.append(DEFAULT_LIMITS.pending_entries_max + 3)
-        control = await log.broker.control()
+        manifest = await log.broker.manifest()
 
-        assert [entry.base for entry in control.pending] == [
-            *range(2 * (RING + DEFAULT_LIMITS.pending_entries_max), control.sequence_counter, 2)
+        assert [entry.base for entry in manifest.pending] == [
+            *range(2 * (RING + DEFAULT_LIMITS.pending_entries_max), manifest.sequence_counter, 2)
         ]
         assert await index_ends(log.broker.shared) == [2 * RING - 1, 2 * (RING + DEFAULT_LIMITS.pending_entries_max) - 1]
         await check_whole(log)
@@ -174,9 +174,9 @@ async def test_what_nobody_can_read_any_more_leaves_without_a_chunk() -> None:
     async with aging(old=RING) as log:
         log.clock.advance(IDLE_S)
         done = await log.run(HOUR)
-        control = await log.broker.control()
+        manifest = await log.broker.manifest()
 
-        assert (done.log_start, control.log_start, control.pending) == (2 * RING, 2 * RING, ())
+        assert (done.log_start, manifest.log_start, manifest.pending) == (2 * RING, 2 * RING, ())
         assert await index_ends(log.broker.shared) == []
         await log.append(2)
         await check_whole(log)
@@ -207,8 +207,8 @@ async def test_a_commit_that_is_faster_keeps_its_ring_and_the_chunk_that_was_lef
             await log.change(last_append_ms=clock.now_ms())
 
         await log.retention(Meanwhile(log.broker.shared, append)).run(PARTITION, ENDLESS)
-        control = await log.broker.control()
-        assert len(control.pending) == RING + 1, "somebody appends: it is left to commits"
+        manifest = await log.broker.manifest()
+        assert len(manifest.pending) == RING + 1, "somebody appends: it is left to commits"
         assert await index_ends(log.broker.shared) == [2 * RING - 1]
         await check_whole(log)
         await log.append(DEFAULT_LIMITS.pending_entries_max)
@@ -224,9 +224,9 @@ async def test_a_drain_takes_the_ring_of_the_record_that_it_replaces() -> None:
     async with aging(new=RING) as log:
         log.clock.advance(IDLE_S)
         await log.retention(Meanwhile(log.broker.shared, lambda: log.append(1))).run(PARTITION, ENDLESS)
-        control = await log.broker.control()
+        manifest = await log.broker.manifest()
 
-        assert control.pending == ()
+        assert manifest.pending == ()
         assert await index_ends(log.broker.shared) == [2 * RING - 1, 2 * RING + 1]
         await check_whole(log)
 
@@ -235,8 +235,8 @@ async def test_a_drain_takes_the_ring_of_the_record_that_it_replaces() -> None:
 async def test_a_commit_at_the_record_of_before_the_drain_lands_behind_it_once(count: int) -> None:
     """The commit has the same ring to drain if that is full: the chunk is there already, and is the same."""
     async with aging(new=count) as log, rig(shared=log.broker.shared, objects=log.broker.objects._inner, epoch=8) as other:
-        before = await log.broker.control()
-        await other.parts.control_reads.refresh([other.parts.partitions.get(PARTITION)])
+        before = await log.broker.manifest()
+        await other.parts.manifest_reads.refresh([other.parts.partitions.get(PARTITION)])
         other.metadata.faults.append("late")
         sent = other.send(record_batch(b"late", b"y"))
         await other.metadata.until_late()
@@ -244,9 +244,9 @@ async def test_a_commit_at_the_record_of_before_the_drain_lands_behind_it_once(c
         await log.run(ENDLESS)
         await other.metadata.deliver_late()
         await sent
-        control = await log.broker.control()
+        manifest = await log.broker.manifest()
 
-        assert [entry.base for entry in control.pending] == [2 * count]
+        assert [entry.base for entry in manifest.pending] == [2 * count]
         assert await chunk_of(log, 2 * count - 1) == drained(before)
         await check_whole(log)
 
@@ -257,7 +257,7 @@ async def test_a_commit_at_the_record_of_before_the_drain_lands_behind_it_once(c
 @pytest.mark.parametrize("fault", ["request lost", "reply lost", "late", "refused"])
 async def test_a_drain_without_an_answer_is_made_up_for(fault: str) -> None:
     async with aging(new=RING) as log:
-        before = await log.broker.control()
+        before = await log.broker.manifest()
         log.clock.advance(IDLE_S)
         faulty = FaultyMetadata(log.broker.shared)
         faulty.faults.append(fault)
@@ -282,7 +282,7 @@ async def test_a_drain_that_arrives_when_others_have_appended_leaves_a_true_chun
         await log.append(3)
         await faulty.deliver_late()
 
-        assert len((await log.broker.control()).pending) == RING + 3
+        assert len((await log.broker.manifest()).pending) == RING + 3
         assert await index_ends(log.broker.shared) == [2 * RING - 1]
         await check_whole(log)
 
@@ -290,11 +290,11 @@ async def test_a_drain_that_arrives_when_others_have_appended_leaves_a_true_chun
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 async def test_one_that_dies_at_its_write_leaves_all_or_nothing(is_done: bool) -> None:
     async with aging(new=RING) as log:
-        before = await log.broker.control()
+        before = await log.broker.manifest()
         log.clock.advance(IDLE_S)
         with pytest.raises(Crash):
             await log.retention(Crashing(log.broker.shared, at=0, is_done=is_done, shared=[0])).run(PARTITION, ENDLESS)
-        assert ((await log.broker.control()).pending == (), await index_ends(log.broker.shared) != []) == (is_done, is_done)
+        assert ((await log.broker.manifest()).pending == (), await index_ends(log.broker.shared) != []) == (is_done, is_done)
         await check_whole(log)
         await log.run(ENDLESS)
 
@@ -307,9 +307,9 @@ async def test_a_topic_that_is_deleted_meanwhile_keeps_its_tombstone() -> None:
         log.clock.advance(IDLE_S)
         closed = Meanwhile(log.broker.shared, lambda: log.change(log_state=LogState.DELETED))
         await log.retention(closed).run(PARTITION, ENDLESS)
-        control = await log.broker.control()
+        manifest = await log.broker.manifest()
 
-        assert (control.log_state, len(control.pending)) == (LogState.DELETED, RING)
+        assert (manifest.log_state, len(manifest.pending)) == (LogState.DELETED, RING)
         assert await index_ends(log.broker.shared) == [2 * RING - 1]
 
 
@@ -327,9 +327,9 @@ async def test_a_drain_at_any_step_of_a_compaction_harms_neither(at: int) -> Non
         async with compacting(Meanwhile(log.broker.shared, drain, at=at), log.broker.objects) as compaction:
             await compaction.run(PARTITION)
         await log.run(ENDLESS)
-        control = await log.broker.control()
+        manifest = await log.broker.manifest()
 
-        assert (control.compaction_cursor, control.pending) == (control.sequence_counter, ())
+        assert (manifest.compaction_cursor, manifest.pending) == (manifest.sequence_counter, ())
         await check_whole(log)
         await log.append(3)
         await check_whole(log)
@@ -339,9 +339,9 @@ async def test_a_compaction_that_is_faster_than_the_drain_makes_its_chunk_one_th
     async with aging(new=RING) as log:
         log.clock.advance(IDLE_S)
         await log.retention(Meanwhile(log.broker.shared, log.compact)).run(PARTITION, ENDLESS)
-        control = await log.broker.control()
+        manifest = await log.broker.manifest()
 
-        assert (control.pending, control.compaction_cursor) == ((), 2 * RING)
+        assert (manifest.pending, manifest.compaction_cursor) == ((), 2 * RING)
         assert await index_ends(log.broker.shared) == [2 * RING - 1], (
             "as any that comes late: it goes with the next compaction, or retention"
         )
@@ -367,10 +367,10 @@ async def test_a_drain_at_any_step_of_a_merge_harms_neither(at: int) -> None:
         async with merging(Meanwhile(log.broker.shared, drain, at=at), log.broker.objects, policy=PAIRS) as merger:
             done = await merger.run(PARTITION)
         await log.run(ENDLESS)
-        control = await log.broker.control()
+        manifest = await log.broker.manifest()
 
         assert done.merged is not None
-        assert (control.pending, control.rewritten) == ((), None)
+        assert (manifest.pending, manifest.rewritten) == ((), None)
         await check_whole(log)
 
 
@@ -392,7 +392,7 @@ class BeforeList:
 @pytest.mark.parametrize("when", ["before all", "before the floor", "between the looks"])
 async def test_a_collector_sees_an_entry_in_the_record_or_in_the_index_wherever_the_drain_falls(when: str) -> None:
     async with aging(new=RING) as log:
-        named = {entry.object_id for entry in (await log.broker.control()).pending}
+        named = {entry.object_id for entry in (await log.broker.manifest()).pending}
         log.clock.advance(IDLE_S)
         drained_at: list[bool] = []
 
@@ -410,7 +410,7 @@ async def test_a_collector_sees_an_entry_in_the_record_or_in_the_index_wherever_
         await session.close()
 
         assert drained_at
-        assert (await log.broker.control()).pending == ()
+        assert (await log.broker.manifest()).pending == ()
         assert seen == [named, named]
 
 
@@ -418,7 +418,7 @@ async def test_a_collector_sees_an_entry_in_the_record_or_in_the_index_wherever_
 
 
 async def read_each(broker: Rig, end: int) -> list[int]:
-    """The base of the batch that a broker gives for each offset, by the control record that it knows."""
+    """The base of the batch that a broker gives for each offset, by the manifest that it knows."""
     bases = []
     for offset in range(end):
         run = await broker.parts.reader.stored(broker.parts.partitions.get(PARTITION), offset, bytes_max=1)
@@ -436,15 +436,15 @@ async def test_a_broker_reads_every_offset_whatever_it_remembers(knows: str) -> 
         if knows == "a shorter chunk of the same ring":
             # That of a drain which lost: the ring goes on behind it.
             await log.retention(Meanwhile(log.broker.shared, lambda: log.append(2))).run(PARTITION, ENDLESS)
-            await other.parts.control_reads.refresh([view])
+            await other.parts.manifest_reads.refresh([view])
             assert await read_each(other, 6) == [0, 0, 2, 2, 4, 4]
         else:
             await log.append(2)
-            await other.parts.control_reads.refresh([view])
+            await other.parts.manifest_reads.refresh([view])
             await log.run(ENDLESS)
             if knows == "the record of after":
-                await other.parts.control_reads.refresh([view])
-        assert (await log.broker.control()).pending == ()
+                await other.parts.manifest_reads.refresh([view])
+        assert (await log.broker.manifest()).pending == ()
 
         assert await read_each(other, 10) == [2 * (offset // 2) for offset in range(10)]
 
@@ -465,7 +465,7 @@ async def test_offsets_by_time_are_the_same_after_the_ring_was_drained() -> None
         log.clock.advance(IDLE_S)
         await log.run(ENDLESS)
 
-        assert (await log.broker.control()).pending == ()
+        assert (await log.broker.manifest()).pending == ()
         assert len({str(one) for one in before}) == 4
         assert await answers() == before
 
@@ -488,10 +488,10 @@ async def test_entries_of_dead_brokers_leave_with_the_ring_by_what_the_record_sa
 
         store: Any = Meanwhile(log.broker.shared, name_others)
         await Retention(store, log.clock, policy=POLICY, gone=gone).run(PARTITION, ENDLESS)
-        control = await log.broker.control()
+        manifest = await log.broker.manifest()
 
         assert asked[-1] == [2, 3, 7, 8]
-        assert (sorted(control.writers), control.pending) == ([7, 8], ())
+        assert (sorted(manifest.writers), manifest.pending) == ([7, 8], ())
 
 
 async def test_without_anything_known_of_brokers_their_entries_stay() -> None:
@@ -500,4 +500,4 @@ async def test_without_anything_known_of_brokers_their_entries_stay() -> None:
         log.clock.advance(IDLE_S)
         await log.run(ENDLESS)
 
-        assert len((await log.broker.control()).writers) == 11
+        assert len((await log.broker.manifest()).writers) == 11

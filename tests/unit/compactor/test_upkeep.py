@@ -27,7 +27,7 @@ from storage.catalog.identity import open_cluster, read_cluster, write_marker
 from storage.catalog.records import encode as encode_record
 from storage.catalog.topics import Topics
 from storage.errors import Corrupt, NotFound, Unavailable
-from storage.formats.control import Control, decode_control, encode, with_rewritten
+from storage.formats.manifest import Manifest, decode_manifest, encode, with_rewritten
 from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
 from storage.log.flush import FlushSettings
@@ -95,13 +95,13 @@ class Cluster(NamedTuple):
             batches = [(record_batch(b"%d" % number + padding), one) for one in partitions or self.partitions]
             await asyncio.gather(*[self.broker.send(batch, partition=one) for batch, one in batches])
 
-    async def control(self, partition: PartitionId) -> Control:
-        (record,) = await self.metadata.get_many([PartitionKeys(partition).control])
+    async def manifest(self, partition: PartitionId) -> Manifest:
+        (record,) = await self.metadata.get_many([PartitionKeys(partition).manifest])
         assert record is not None
-        return decode_control(record.value, path=record.path)
+        return decode_manifest(record.value, path=record.path)
 
     async def cursors(self) -> list[int]:
-        return [(await self.control(partition)).compaction_cursor for partition in self.partitions]
+        return [(await self.manifest(partition)).compaction_cursor for partition in self.partitions]
 
     def counted(self, name: str, **labels: str) -> float:
         return self.telemetry.registry.get_sample_value(name, labels) or 0.0
@@ -268,7 +268,7 @@ async def test_a_compactor_that_lost_its_session_goes_on_with_another() -> None:
 
 async def test_what_is_damaged_is_said_with_its_object_and_offset_and_tried_again_later_while_the_rest_goes_on() -> None:
     async with cluster() as it:
-        entry = (await it.control(it.partitions[2])).pending[1]
+        entry = (await it.manifest(it.partitions[2])).pending[1]
         ((position, length),) = entry.batches
         stored: Any = it.broker.objects._inner._objects
         key = object_key(entry.object_id)
@@ -303,7 +303,7 @@ async def test_what_is_damaged_is_said_with_its_object_and_offset_and_tried_agai
 async def test_a_record_that_cannot_be_read_keeps_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
     async with cluster() as it:
         store = it.broker.shared
-        await store.write([Put(PartitionKeys(it.partitions[1]).control, b"{}}", None)])
+        await store.write([Put(PartitionKeys(it.partitions[1]).manifest, b"{}}", None)])
         await store.write([Put(keys.topic("broken"), b"no topic", None)])
         upkeep = it.upkeep()
         with capture_logs() as logged:
@@ -384,7 +384,7 @@ async def test_retention_of_the_topic_is_applied_in_a_cycle_also_where_nothing_i
             again = await upkeep.cycle()
         await upkeep.close()
 
-        assert [(await it.control(partition)).log_start for partition in it.partitions] == [3] * PARTITIONS
+        assert [(await it.manifest(partition)).log_start for partition in it.partitions] == [3] * PARTITIONS
         assert (report.trimmed, report.removed_offsets, again.trimmed) == (PARTITIONS, 3 * PARTITIONS, 0)
         assert [(line["partitions"], line["offsets"]) for line in logged if line["event"] == "retention"] == [(PARTITIONS, 3 * PARTITIONS)]
         assert it.counted("forebay_retention_offsets_total") == 3 * PARTITIONS
@@ -568,18 +568,18 @@ async def test_small_segments_are_merged_and_a_merge_that_was_left_undone_is_fin
             report = await upkeep.cycle()
         before = [await it.broker.read_all(partition) for partition in it.partitions]
         listed = [len({one.object_id for one in await listed_segments(it.broker.shared, partition)}) for partition in it.partitions]
-        (record,) = await it.broker.shared.get_many([PartitionKeys(it.partitions[0]).control])
+        (record,) = await it.broker.shared.get_many([PartitionKeys(it.partitions[0]).manifest])
         assert record is not None
         merged = (await listed_segments(it.broker.shared, it.partitions[0]))[0]
-        undone = with_rewritten(decode_control(record.value, path=record.path), merged)
-        await it.broker.shared.write([Put(PartitionKeys(it.partitions[0]).control, encode(undone), record.version)])
+        undone = with_rewritten(decode_manifest(record.value, path=record.path), merged)
+        await it.broker.shared.write([Put(PartitionKeys(it.partitions[0]).manifest, encode(undone), record.version)])
         await upkeep.cycle()
         await upkeep.close()
 
         assert report.segments == PARTITIONS
         assert it.counted("forebay_compactor_merges_total") == PARTITIONS + 1
         assert max(listed) <= 2, "eight became one"
-        assert (await it.control(it.partitions[0])).rewritten is None
+        assert (await it.manifest(it.partitions[0])).rewritten is None
         assert [await it.broker.read_all(partition) for partition in it.partitions] == before
 
 
@@ -651,7 +651,7 @@ async def test_merges_that_a_compactor_left_undone_are_done_by_whoever_has_its_p
 
 
 async def test_merges_wait_for_the_next_cycle_when_it_cannot_be_seen_which_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    pages, reads = upkeep_module.control_pages, [0]
+    pages, reads = upkeep_module.manifest_pages, [0]
 
     def failing_second(*args: Any, **options: Any) -> Any:
         reads[0] += 1
@@ -661,7 +661,7 @@ async def test_merges_wait_for_the_next_cycle_when_it_cannot_be_seen_which_are_d
 
     async with cluster() as it:
         await with_merges_to_do(it)
-        monkeypatch.setattr(upkeep_module, "control_pages", failing_second)
+        monkeypatch.setattr(upkeep_module, "manifest_pages", failing_second)
         upkeep = it.upkeep()
         with pytest.raises(Unavailable, match="for a moment"):
             await upkeep.cycle()
@@ -765,7 +765,7 @@ async def test_a_claim_whose_release_was_lost_keeps_the_compactor_from_nothing(m
         assert all(claimed) == (left_by == "merge"), "a merge takes over what a compaction has left"
         assert left == [None] * PARTITIONS
         assert sum(one.segments for one in after) == PARTITIONS
-        assert await it.cursors() == [(await it.control(partition)).sequence_counter for partition in it.partitions]
+        assert await it.cursors() == [(await it.manifest(partition)).sequence_counter for partition in it.partitions]
 
 
 async def test_where_every_object_of_a_partition_is_missing_nothing_is_deleted_until_they_are_back() -> None:

@@ -17,9 +17,9 @@ from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
 from storage.catalog.identity import open_cluster, write_marker
 from storage.catalog.topics import Topics
-from storage.formats.control import (
+from storage.formats.manifest import (
     CompactionState,
-    Control,
+    Manifest,
     PageRef,
     ProducerBatch,
     ProducerPage,
@@ -42,8 +42,8 @@ LATER = CompactionPolicy(entries_due=1_000, age_due_ms=86_400_000)
 
 
 async def change(it: Cluster, partition: PartitionId, **fields: Any) -> None:
-    changed = msgspec.structs.replace(await it.control(partition), **fields)
-    assert isinstance(await it.broker.shared.write([Put(PartitionKeys(partition).control, encode(changed), None)]), Applied)
+    changed = msgspec.structs.replace(await it.manifest(partition), **fields)
+    assert isinstance(await it.broker.shared.write([Put(PartitionKeys(partition).manifest, encode(changed), None)]), Applied)
 
 
 async def register(it: Cluster, broker_id: int) -> int:
@@ -84,19 +84,19 @@ async def test_every_idle_partition_is_tidied_in_one_cycle_also_where_retention_
         before = [await it.broker.read_all(partition) for partition in it.partitions]
         upkeep = it.upkeep(LATER)
         await upkeep.cycle()
-        early = [await it.control(partition) for partition in it.partitions]
+        early = [await it.manifest(partition) for partition in it.partitions]
         unasked = asked(it)
         it.clock.later_ms = LATER_MS
         await upkeep.cycle()
-        controls = [await it.control(partition) for partition in it.partitions]
-        versions = [one.version for one in await it.broker.shared.get_many([PartitionKeys(one).control for one in it.partitions]) if one]
+        manifests = [await it.manifest(partition) for partition in it.partitions]
+        versions = [one.version for one in await it.broker.shared.get_many([PartitionKeys(one).manifest for one in it.partitions]) if one]
         await upkeep.cycle()
-        again = [one.version for one in await it.broker.shared.get_many([PartitionKeys(one).control for one in it.partitions]) if one]
+        again = [one.version for one in await it.broker.shared.get_many([PartitionKeys(one).manifest for one in it.partitions]) if one]
         await upkeep.close()
 
-        assert [len(control.pending) for control in early] == [3] * PARTITIONS
+        assert [len(manifest.pending) for manifest in early] == [3] * PARTITIONS
         assert unasked == []
-        assert [(control.pending, [*control.writers]) for control in controls] == [((), [live])] * PARTITIONS
+        assert [(manifest.pending, [*manifest.writers]) for manifest in manifests] == [((), [live])] * PARTITIONS
         assert [await index_ends(it.broker.shared, partition) for partition in it.partitions] == [[2]] * PARTITIONS
         assert len(asked(it)) == 1, "once per cycle at most, and never again without a question"
         assert versions == again
@@ -121,9 +121,9 @@ async def test_a_broker_that_registers_while_a_cycle_asks_keeps_its_entry() -> N
         upkeep._gone.ask = ask_and_be_late  # type: ignore[method-assign]
         await upkeep.cycle()
         await upkeep.close()
-        control = await it.control(partition)
+        manifest = await it.manifest(partition)
 
-        assert (control.pending, [*control.writers]) == ((), late)
+        assert (manifest.pending, [*manifest.writers]) == ((), late)
 
 
 async def test_brokers_are_asked_for_once_in_a_cycle_of_several_reads() -> None:
@@ -132,12 +132,12 @@ async def test_brokers_are_asked_for_once_in_a_cycle_of_several_reads() -> None:
         for number, partition in enumerate(it.partitions):
             await change(it, partition, writers=writers(range(100 * number, 100 * number + 5)))
         it.clock.later_ms = LATER_MS
-        upkeep = it.upkeep(LATER, limits=CompactorLimits(controls_per_read=2))
+        upkeep = it.upkeep(LATER, limits=CompactorLimits(manifests_per_read=2))
         counts, left = [], []
         for _ in range(3):
             await upkeep.cycle()
             counts.append(len(asked(it)))
-            left.append([len((await it.control(partition)).writers) for partition in it.partitions])
+            left.append([len((await it.manifest(partition)).writers) for partition in it.partitions])
         await upkeep.close()
 
         assert counts == [1, 2, 2]
@@ -160,9 +160,9 @@ async def test_a_cycle_that_cannot_know_who_is_gone_says_so_and_tidies_the_rest(
         with capture_logs() as logged:
             report = await upkeep.cycle()
         await upkeep.close()
-        control = await it.control(partition)
+        manifest = await it.manifest(partition)
 
-        assert (control.pending, [*control.writers], report.failed) == ((), [91], {})
+        assert (manifest.pending, [*manifest.writers], report.failed) == ((), [91], {})
         assert [line["event"] for line in logged if line["event"] == "dead_brokers_not_known"] == ["dead_brokers_not_known"]
 
 
@@ -177,8 +177,8 @@ async def test_more_than_a_few_entries_of_dead_brokers_leave_a_record_that_has_n
         await upkeep.cycle()
         await upkeep.close()
 
-        assert len((await it.control(few)).writers) == 4
-        assert (await it.control(many)).writers == {}
+        assert len((await it.manifest(few)).writers) == 4
+        assert (await it.manifest(many)).writers == {}
 
 
 async def test_the_setting_of_the_brokers_says_when_a_compactor_forgets_producers(tmp_path: Path) -> None:
@@ -204,11 +204,11 @@ async def test_the_setting_of_the_brokers_says_when_a_compactor_forgets_producer
         old_ms, new_ms = now_ms - 3 * 3_600_000, now_ms - 3_600_000
         states = {one: ProducerState(0, (ProducerBatch(0, 0, 0, at_ms),)) for one, at_ms in ((5, old_ms), (6, new_ms))}
         pages = [PageRef("1-1-1-1-0", 10, 19, old_ms), PageRef("1-1-1-1-1", 20, 29, new_ms)]
-        control = Control(producers=states, pages=tuple(pages), last_append_ms=new_ms)
+        manifest = Manifest(producers=states, pages=tuple(pages), last_append_ms=new_ms)
         await store.write([Put(at.producer_page(one.name), encode(ProducerPage(producers={})), ABSENT) for one in pages])
-        await store.write([Put(at.control, encode(control), None)])
+        await store.write([Put(at.manifest, encode(manifest), None)])
         await upkeep.cycle()
-        record, *left = await store.get_many([at.control, *(at.producer_page(one.name) for one in pages)])
+        record, *left = await store.get_many([at.manifest, *(at.producer_page(one.name) for one in pages)])
 
         assert record is not None
         kept = msgspec.json.decode(record.value)
@@ -249,13 +249,13 @@ async def test_an_attempt_left_in_a_partition_without_appends_is_finished_or_dro
         state = await die(it, partition, at=at, is_done=is_done)
         report = await upkeep.cycle()
         await upkeep.close()
-        control = await it.control(partition)
+        manifest = await it.manifest(partition)
 
         is_whole = state in (CompactionState.COMMITTING, CompactionState.DELETING_INDEX)
         assert report.failed == {}
         assert await left_behind(it.broker.shared, partition) == []
-        assert control.compaction_cursor == (23 if is_whole or at >= EFFECTS - 1 else 0)
-        assert control.compaction_cursor == 0 or await index_ends(it.broker.shared, partition) == []
+        assert manifest.compaction_cursor == (23 if is_whole or at >= EFFECTS - 1 else 0)
+        assert manifest.compaction_cursor == 0 or await index_ends(it.broker.shared, partition) == []
         assert await it.broker.read_all(partition) == before
 
 

@@ -34,7 +34,7 @@ async def fill(made: Rig) -> None:
         for place, base in enumerate((0, 6))
     ]
     await set_segments(made, *entries)
-    await made.parts.control_reads.refresh([made.parts.partitions.get(PARTITION)])
+    await made.parts.manifest_reads.refresh([made.parts.partitions.get(PARTITION)])
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def begin(broker: Rig, *wanted: Wanted, bytes_max: int | None = 1 << 20, limits:
         began_s=0.0,
         deadline_s=10.0,
         reader=broker.parts.reader,
-        control_reads=broker.parts.control_reads,
+        manifest_reads=broker.parts.manifest_reads,
         wake=lambda: None,
         limits=limits,
     )
@@ -87,7 +87,7 @@ def found(wanted: Wanted) -> bytes:
 async def test_what_is_in_memory_is_taken_at_once_and_checked_once(broker: Rig, checked: list[int]) -> None:
     wanted = want(broker)
     made = gather(broker, wanted)
-    wanted.control = None  # as when it has moved
+    wanted.manifest = None  # as when it has moved
     made.look(0.1)
 
     assert made.may_leave()

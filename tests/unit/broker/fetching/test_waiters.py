@@ -10,7 +10,7 @@ from runtime.clock import Clock, SystemClock
 from runtime.supervision import Nursery
 from sim.loop import VirtualClock, VirtualLoop
 from storage.errors import Unavailable
-from storage.formats.control import Control
+from storage.formats.manifest import Manifest
 from storage.log.partition import PartitionLog, Partitions
 from storage.metadata.port import OnChange
 from storage.vocabulary import PartitionId, TopicId
@@ -22,7 +22,7 @@ SOON_S = 25.0
 
 @dataclass
 class FakeStore:
-    """Its control records are never read here: `refreshed` is who was asked about, round by round."""
+    """Its manifests are never read here: `refreshed` is who was asked about, round by round."""
 
     refreshed: list[set[PartitionLog]] = field(default_factory=list)
     fails: bool = False
@@ -56,7 +56,7 @@ class FakeStore:
     def _answer(self) -> None:
         asking, self.asking = self.asking, {}
         for log in sorted(self.refreshed[-1] & self.moves, key=str):
-            log.observe(Control(), log.seen.version + 1)
+            log.observe(Manifest(), log.seen.version + 1)
         for log in self.refreshed[-1] & self.gone:
             log.observe_absent()
         for shard, read in asking.items():
@@ -70,7 +70,7 @@ class FakeStore:
     def hint(self, log: PartitionLog) -> None:
         """As of a commit that is not known."""
         assert self.callback is not None
-        self.callback(log.keys.control.path, log.seen.version + 1)
+        self.callback(log.keys.manifest.path, log.seen.version + 1)
 
 
 @dataclass
@@ -93,7 +93,7 @@ async def waiting(
     waiters = Waiters(
         metadata=anything,
         partitions=partitions,
-        control_reads=anything,
+        manifest_reads=anything,
         clock=clock,
         trusted_poll_s=trusted_poll_s,
         limits=FetchLimits(poll_s=poll_s),
@@ -204,12 +204,12 @@ def test_the_hint_of_a_commit_of_this_broker_is_not_followed() -> None:
     async def play() -> None:
         async with waiting(poll_s=LONG_S, clock=VirtualClock(asyncio.get_running_loop())) as broker:
             own, other = broker.log(0), broker.log(1)
-            own.observe(Control(), 1)
+            own.observe(Manifest(), 1)
             with broker.waiters.wait([own, other]):
                 own.lane.is_busy = True
                 broker.store.hint(own)
                 await asyncio.sleep(0)
-                own.advance(Control(), own.seen.version + 1)
+                own.advance(Manifest(), own.seen.version + 1)
                 own.lane.is_busy = False
                 await asyncio.sleep(2 * OWN_HINT_S)
                 broker.store.hint(other)
@@ -224,14 +224,14 @@ def test_the_hint_of_a_commit_of_this_broker_is_not_followed() -> None:
 async def test_the_hint_of_another_brokers_commit_waits_for_one_of_this_broker_and_not_for_long() -> None:
     async with waiting(poll_s=LONG_S) as broker:
         log = broker.log(0)
-        log.observe(Control(), 1)
+        log.observe(Manifest(), 1)
         with broker.waiters.wait([log]):
             log.lane.is_busy = True
             began_s = broker.clock.monotonic_s()
             broker.store.hint(log)
             await rounds(broker.store, 1)
             waited_s = broker.clock.monotonic_s() - began_s
-            log.advance(Control(), log.seen.version + 1)
+            log.advance(Manifest(), log.seen.version + 1)
             broker.store.hint(log)
             await rounds(broker.store, 2)
 
@@ -291,7 +291,7 @@ async def test_partitions_of_a_shard_whose_hints_arrive_are_polled_rarely() -> N
 async def test_a_shard_is_polled_often_again_when_a_poll_finds_what_no_hint_had_told() -> None:
     async with waiting(poll_s=0.001, trusted_poll_s=0.3) as broker, asyncio.timeout(SOON_S):
         log = broker.log(0)
-        log.observe(Control(), 1)
+        log.observe(Manifest(), 1)
         with broker.waiters.wait([log]):
             broker.store.hint(log)
             await rounds(broker.store, 1)
@@ -325,7 +325,7 @@ async def test_what_is_read_anew_after_it_was_forgotten_says_nothing_of_hints() 
 async def test_a_deletion_ends_a_wait() -> None:
     async with waiting() as broker, asyncio.timeout(SOON_S):
         log = broker.log(0)
-        log.observe(Control(), 1)
+        log.observe(Manifest(), 1)
         broker.store.gone.add(log)
         with broker.waiters.wait([log]) as wait:
             assert await wait.moved(LONG_S)

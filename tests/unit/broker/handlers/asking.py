@@ -32,7 +32,7 @@ from storage.catalog.identity import open_cluster
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topic, Topics
 from storage.errors import NotFound, StorageError
-from storage.formats.control import LogState, decode_control
+from storage.formats.manifest import LogState, decode_manifest
 from storage.log.fresh_reads import LogBounds
 from storage.log.page_store import ActiveProducer
 from storage.log.time_search import TimestampedOffset
@@ -48,7 +48,7 @@ CLIENT_ID = "client"
 
 @dataclass
 class FakeBounds:
-    """Bounds that a test sets; other partitions are empty, if their control record is open."""
+    """Bounds that a test sets; other partitions are empty, if their manifest is open."""
 
     metadata: FaultyMetadata
     known: dict[PartitionId, LogBounds | StorageError] = field(default_factory=dict)
@@ -59,8 +59,8 @@ class FakeBounds:
         return [self.known.get(partition) or await self._read(partition) for partition in partitions]
 
     async def _read(self, partition: PartitionId) -> LogBounds | StorageError:
-        (record,) = await self.metadata.get_many([PartitionKeys(partition).control])
-        if record is None or decode_control(record.value, path=record.path).log_state is LogState.DELETED:
+        (record,) = await self.metadata.get_many([PartitionKeys(partition).manifest])
+        if record is None or decode_manifest(record.value, path=record.path).log_state is LogState.DELETED:
             return NotFound(f"no such partition: {partition}")
         return LogBounds(log_start=0, high_watermark=0, bytes_total=0)
 

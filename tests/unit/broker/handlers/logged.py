@@ -182,7 +182,7 @@ async def node(
         parts = log.parts
         topics = Topics(metadata, clock=SystemClock(), ids=IdSource(clock=clock), entropy=no_jitter, limits=catalog_limits)
         waiters = Waiters(
-            metadata=metadata, partitions=parts.partitions, control_reads=parts.control_reads, clock=SystemClock(), limits=fetch_limits
+            metadata=metadata, partitions=parts.partitions, manifest_reads=parts.manifest_reads, clock=SystemClock(), limits=fetch_limits
         )
         nursery.spawn(waiters.run(), name="waiters")
         recompression = Recompression(
@@ -197,7 +197,7 @@ async def node(
             return Fetch(
                 topics=topics,
                 partitions=parts.partitions,
-                control_reads=parts.control_reads,
+                manifest_reads=parts.manifest_reads,
                 reader=parts.reader,
                 waiters=waiters,
                 clock=SystemClock(),

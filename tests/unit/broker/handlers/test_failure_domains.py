@@ -54,7 +54,7 @@ class Scene:
 
 @contextlib.asynccontextmanager
 async def two_shards(*, fetch_limits: FetchLimits = DEFAULT_FETCH_LIMITS, log_limits: LogLimits = DEFAULT_LIMITS) -> AsyncIterator[Scene]:
-    log_limits = replace(log_limits, control_read_timeout_s=6 * SOON_S)
+    log_limits = replace(log_limits, manifest_read_timeout_s=6 * SOON_S)
     stores = Stores(metadata=MemoryMetadataStore(clock=SystemClock(), shards=2))
     async with (
         node(stores, is_deaf=True, fetch_limits=fetch_limits, log_limits=log_limits) as broker,
@@ -136,7 +136,7 @@ async def test_a_long_poll_over_both_shards_waits_for_records_and_not_in_a_circl
 
 async def test_what_is_known_to_be_committed_is_served_while_its_shard_is_silent() -> None:
     async with two_shards() as scene:
-        await scene.broker.log.parts.control_reads.refresh([scene.broker.log_of(scene.topic, scene.silent[0])])
+        await scene.broker.log.parts.manifest_reads.refresh([scene.broker.log_of(scene.topic, scene.silent[0])])
         scene.is_down = True
         (answer,), _ = await scene.fetch((scene.silent[0], 0))
 
@@ -146,7 +146,7 @@ async def test_what_is_known_to_be_committed_is_served_while_its_shard_is_silent
 async def test_offsets_of_both_shards_are_listed_rightly_or_refused() -> None:
     async with two_shards(log_limits=LogLimits(bounds_patience_s=0.1, silent_patience_s=0.1)) as scene, asyncio.timeout(SOON_S):
         scene.is_down = True
-        parts: Any = type("BrokerParts", (), {"topics": scene.broker.topics, "bounds": scene.broker.log.parts.control_reads})
+        parts: Any = type("BrokerParts", (), {"topics": scene.broker.topics, "bounds": scene.broker.log.parts.manifest_reads})
         located = await read_bounds(parts, [TopicPartition("t", number) for number in range(PARTITIONS)])
 
         assert {asked.partition for asked, found in located.items() if found is ErrorCode.kafka_storage_error} == set(scene.silent)
@@ -180,8 +180,8 @@ def slow_bucket(broker: Node) -> Bucket:
 
 
 async def object_keys(scene: Scene, partition: int) -> list[str]:
-    control = await scene.other.log.control(scene.topic.partition(partition))
-    return [object_key(entry.object_id) for entry in control.pending]
+    manifest = await scene.other.log.manifest(scene.topic.partition(partition))
+    return [object_key(entry.object_id) for entry in manifest.pending]
 
 
 async def test_a_slow_object_of_one_partition_holds_up_no_other_and_its_read_goes_on() -> None:
@@ -612,13 +612,13 @@ async def test_a_commit_of_its_own_does_not_stand_in_for_the_read_that_was_asked
     async with two_shards(fetch_limits=FetchLimits(empty_patience_s=0.2), log_limits=LogLimits(silent_after_s=0.05)) as scene:
         partition = scene.silent[0]
         log = scene.broker.log_of(scene.topic, partition)
-        await scene.broker.log.parts.control_reads.refresh([log])
+        await scene.broker.log.parts.manifest_reads.refresh([log])
         scene.is_down = True
         async with asyncio.TaskGroup() as group:
             reading = group.create_task(scene.fetch((partition, 2)))
             await asyncio.sleep(0)
-            assert log.seen.control is not None
-            log.advance(msgspec.structs.replace(log.seen.control, sequence_counter=3), log.seen.version + 1)
+            assert log.seen.manifest is not None
+            log.advance(msgspec.structs.replace(log.seen.manifest, sequence_counter=3), log.seen.version + 1)
         (answer,), _ = reading.result()
 
         assert code(answer) is ErrorCode.kafka_storage_error

@@ -57,7 +57,7 @@ async def test_a_batch_is_stored_with_the_greatest_time_of_its_records(topic: st
         assert header.max_timestamp == GREATEST_MS
         assert header.crc == checksum(batch)
         assert bytes(records) == bytes(misdated(said_ms)[HEADER_BYTES:])
-        assert broker.log_of(created).seen.control.max_timestamp == GREATEST_MS
+        assert broker.log_of(created).seen.manifest.max_timestamp == GREATEST_MS
         assert await found(broker, TIMES[0] + 1) == (1, GREATEST_MS)
         assert await found(broker, GREATEST_MS + 1) is None
 

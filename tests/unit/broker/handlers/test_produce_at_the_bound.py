@@ -11,7 +11,7 @@ from broker.handling.validation import Recompression
 from broker.protocol.produce import PartitionRecords, PartitionResult, ProduceRequest
 from runtime.clock import SystemClock
 from storage.catalog.topics import Topic, Topics, TopicState
-from storage.formats.control import Control, encode
+from storage.formats.manifest import Manifest, encode
 from storage.log.batch import Appended
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Put
@@ -36,7 +36,7 @@ async def test_no_partition_of_a_request_is_forgotten_before_its_batch_has_a_lan
     topic = Topic(name="t", topic_id=TOPIC, partition_count=10, replication_factor=1, configs={}, state=TopicState.ACTIVE, created_at_ms=0)
     async with rig() as broker:
         partitions = broker.parts.partitions
-        await broker.shared.write([Put(keys.PartitionKeys(PartitionId(TOPIC, 9)).control, encode(Control()), ABSENT)])
+        await broker.shared.write([Put(keys.PartitionKeys(PartitionId(TOPIC, 9)).manifest, encode(Manifest()), ABSENT)])
         assert await broker.send(batch_bytes(1)) == [Appended(0, 0)]
         partitions._kept_max = 4
         for number in range(4):
@@ -69,4 +69,4 @@ async def test_no_partition_of_a_request_is_forgotten_before_its_batch_has_a_lan
 
         assert [(result.partition, result.base_offset, result.error_code) for result in first] == [(0, 1, 0), (9, 0, 0)]
         assert [result.base_offset for result in await second[0]] == [2]
-        assert (await broker.control()).sequence_counter == 3
+        assert (await broker.manifest()).sequence_counter == 3

@@ -135,7 +135,7 @@ async def test_a_client_that_names_a_partition_that_is_not_there_takes_the_topic
                 raise Unavailable("no answer") from None
 
         monkeypatch.setattr(made.broker.topics, "lookup_now", within_its_deadline)
-        parts = type("BrokerParts", (), {"topics": made.broker.topics, "bounds": made.broker.log.parts.control_reads})
+        parts = type("BrokerParts", (), {"topics": made.broker.topics, "bounds": made.broker.log.parts.manifest_reads})
         made.is_silent = True
         for _ in range(2):
             produced = codes(await made.send(("t", 99, record_batch(b"a")), ("t", 0, record_batch(b"b"))))
@@ -193,7 +193,7 @@ async def test_an_unknown_topic_is_refused_beside_a_known_one(monkeypatch: pytes
         produced = await made.send(("u", 0, record_batch(b"a")), ("t", 0, record_batch(b"b")))
         assert codes(produced) == [ErrorCode.kafka_storage_error, ErrorCode.none]
         assert await made.codes(asking("u"), asking("t")) == [ErrorCode.kafka_storage_error, ErrorCode.none]
-        parts: Any = type("BrokerParts", (), {"topics": made.broker.topics, "bounds": made.broker.log.parts.control_reads})
+        parts: Any = type("BrokerParts", (), {"topics": made.broker.topics, "bounds": made.broker.log.parts.manifest_reads})
         unknown, known = (await read_bounds(parts, [TopicPartition("u", 0), TopicPartition("t", 0)])).values()
         assert unknown is ErrorCode.kafka_storage_error
         assert isinstance(known, Located)

@@ -33,12 +33,12 @@ from storage.catalog.collections import (
 from storage.catalog.records import encode as encode_catalog
 from storage.catalog.topic import TopicIdRecord
 from storage.errors import Conflict, Corrupt, OutcomeUnknown, Unavailable
-from storage.formats.control import Control, encode
+from storage.formats.manifest import Manifest, encode
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Delete, Put
-from storage.metadata.version_watch import PutControl
+from storage.metadata.version_watch import PutManifest
 from storage.objects.memory import MemoryObjectStore
 from storage.objects.port import ObjectStat
 from storage.vocabulary import Buffer, ObjectId, PartitionId, TopicId
@@ -70,7 +70,7 @@ class Both:
         self.ids = IdSource(clock=self.clock)
         self.metadata = MemoryMetadataStore(clock=self.clock, shards=2)
         self.objects = LossyObjects(clock=self.clock)
-        self.commits: dict[int, PutControl] = {}
+        self.commits: dict[int, PutManifest] = {}
         self.marks = CommitMarks(self.objects, commits=self.commits, broker_id=lambda: 1, ids=self.ids, clock=self.clock)
 
     def deletions(self) -> Deletions:
@@ -84,11 +84,11 @@ class Both:
         return await NewerStore(self.metadata, self.objects, self.ids).look()
 
     async def commit(self, partition: PartitionId = PARTITION) -> None:
-        key = PartitionKeys(partition).control
-        outcome = await self.metadata.write([Put(key, encode(Control()), None)])
+        key = PartitionKeys(partition).manifest
+        outcome = await self.metadata.write([Put(key, encode(Manifest()), None)])
         version = outcome.results[0].version  # type: ignore[union-attr]
         assert version is not None
-        self.commits[self.metadata.shard_of(key.partition_key)] = PutControl(key, version)
+        self.commits[self.metadata.shard_of(key.partition_key)] = PutManifest(key, version)
 
     async def names(self, prefix: str = "forebay-") -> list[str]:
         return [stat.key async for stat in self.objects.list(prefix)]
@@ -265,7 +265,7 @@ async def test_a_partition_whose_topic_was_deleted_and_purged_shows_nothing() ->
     it = Both()
     await it.commit()
     await it.marks.put()
-    await it.metadata.write([Delete(PartitionKeys(PARTITION).control)])
+    await it.metadata.write([Delete(PartitionKeys(PARTITION).manifest)])
     deleted = TopicIdRecord(name="t", deleted_logs=1)
     await it.metadata.write([Put(keys.topic_id(PARTITION.topic_id), encode_catalog(deleted), None)])
     assert await it.look() is None

@@ -230,9 +230,9 @@ async def test_reads_that_fail_are_told_and_forgotten_when_they_work_again(broke
     assert await broker.ask() == topic
 
 
-async def test_a_control_record_that_cannot_be_read_leaves_it_to_the_record_of_the_topic(broker: Deaf) -> None:
+async def test_a_manifest_that_cannot_be_read_leaves_it_to_the_record_of_the_topic(broker: Deaf) -> None:
     topic = await broker.create()
-    await broker.metadata.write([Put(PartitionKeys(topic.partition(0)).control, b"?", None)])
+    await broker.metadata.write([Put(PartitionKeys(topic.partition(0)).manifest, b"?", None)])
 
     assert await broker.ask() == topic
 
@@ -275,4 +275,4 @@ async def test_a_topic_without_a_partition_near_is_asked_for_at_its_first_after_
     broker.metadata.reads.clear()
 
     assert await broker.ask(beside=broker.beside(elsewhere)) == topic
-    assert [key for (key,) in broker.metadata.reads] == [PartitionKeys(topic.partition(0)).control]
+    assert [key for (key,) in broker.metadata.reads] == [PartitionKeys(topic.partition(0)).manifest]

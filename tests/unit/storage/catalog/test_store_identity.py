@@ -27,7 +27,7 @@ from storage.catalog.identity import (
 from storage.catalog.topic import read_topic
 from storage.catalog.topics import Topics
 from storage.errors import Corrupt, IncompatibleFormat, OutcomeUnknown, Unavailable
-from storage.formats.control import Control, Entry, IndexChunk, SegmentEntry, decode_control, encode
+from storage.formats.manifest import Entry, IndexChunk, Manifest, SegmentEntry, decode_manifest, encode
 from storage.formats.segment import segment_key
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.metadata.keys import CLUSTER, PartitionKeys
@@ -75,7 +75,7 @@ class Place:
 
     async def name_object(self, partition: PartitionId, object_id: ObjectId) -> None:
         entry = Entry(0, 0, object_id, ((header_bytes(1), 1),), 0, 0)
-        await self.metadata.write([Put(PartitionKeys(partition).control, encode(Control(sequence_counter=1, pending=(entry,))), None)])
+        await self.metadata.write([Put(PartitionKeys(partition).manifest, encode(Manifest(sequence_counter=1, pending=(entry,))), None)])
 
     async def append(self, number: int, partition: PartitionId) -> str:
         object_id = await self.put_object(number, partition)
@@ -230,9 +230,9 @@ async def test_a_store_without_what_the_metadata_name_is_refused_until_that_is_a
     assert (refused.cluster, refused.verdict, refused.found.named, marked_then) == (None, StoreOwnership.GONE, key, None)
     assert (accepted.cluster, accepted.verdict) == (began, StoreOwnership.ACCEPTED)
     assert (after.cluster, after.verdict) == (began, StoreOwnership.SAME)
-    control = (await place.metadata.get_many([PartitionKeys(partition).control]))[0]
-    assert control is not None
-    assert decode_control(control.value, path="").pending, "what was named stays named"
+    manifest = (await place.metadata.get_many([PartitionKeys(partition).manifest]))[0]
+    assert manifest is not None
+    assert decode_manifest(manifest.value, path="").pending, "what was named stays named"
 
 
 @pytest.mark.parametrize("where", ["index", "segment", "segment that begins below the log"])
@@ -244,11 +244,11 @@ async def test_what_a_drained_ring_has_left_to_the_index_or_to_a_segment_is_name
     object_id, at = await place.put_object(0, partition), PartitionKeys(partition)
     entry, segment = Entry(0, 3, object_id, ((header_bytes(1), 1),), 0, 0), SegmentEntry(0, 3, object_id, 1, 0, 0)
     key = object_key(object_id) if where == "index" else segment_key(partition, object_id)
-    control = Control(sequence_counter=4)
+    manifest = Manifest(sequence_counter=4)
     if where != "index":
         await place.objects.put_if_absent(key, [b"segment"])
-        control = Control(sequence_counter=4, compaction_cursor=4, segment=segment, log_start=2 if "below" in where else 0)
-    await place.metadata.write([Put(at.index(3), encode(IndexChunk(entries=(entry,))), None), Put(at.control, encode(control), None)])
+        manifest = Manifest(sequence_counter=4, compaction_cursor=4, segment=segment, log_start=2 if "below" in where else 0)
+    await place.metadata.write([Put(at.index(3), encode(IndexChunk(entries=(entry,))), None), Put(at.manifest, encode(manifest), None)])
     there = await look(place.metadata, place.objects)
     await place.objects.delete_many([key, object_key(object_id)])
 
@@ -265,8 +265,8 @@ async def test_a_ring_that_is_in_a_segment_names_no_object_that_a_collector_may_
     (partition,) = await place.create_topic()
     entry, segment = Entry(0, 3, ObjectId(f"{0:026}"), ((0, 1),), 0, 0), SegmentEntry(0, 3, ObjectId(f"{1:026}"), 1, 0, 0)
     await place.objects.put_if_absent(segment_key(partition, segment.object_id), [b"segment"])
-    control = Control(sequence_counter=4, pending=(entry,), compaction_cursor=4, segment=segment)
-    await place.metadata.write([Put(PartitionKeys(partition).control, encode(control), None)])
+    manifest = Manifest(sequence_counter=4, pending=(entry,), compaction_cursor=4, segment=segment)
+    await place.metadata.write([Put(PartitionKeys(partition).manifest, encode(manifest), None)])
 
     assert (await place.start()).verdict is StoreOwnership.MARK
 
@@ -278,8 +278,8 @@ async def test_the_end_of_a_log_is_named_of_which_the_beginning_may_be_collected
     (partition,) = await place.create_topic()
     object_id, at = await place.put_object(1, partition), PartitionKeys(partition)
     entries = Entry(0, 1, ObjectId(f"{0:026}"), ((0, 1),), 0, 0), Entry(2, 3, object_id, ((header_bytes(1), 1),), 0, 0)
-    control = Control(sequence_counter=4, log_start=2, pending=entries if is_pending else ())
-    await place.metadata.write([Put(at.index(3), encode(IndexChunk(entries=entries)), None), Put(at.control, encode(control), None)])
+    manifest = Manifest(sequence_counter=4, log_start=2, pending=entries if is_pending else ())
+    await place.metadata.write([Put(at.index(3), encode(IndexChunk(entries=entries)), None), Put(at.manifest, encode(manifest), None)])
 
     assert (await look(place.metadata, place.objects)).named == object_key(object_id)
 
@@ -295,8 +295,8 @@ async def test_behind_what_entries_carry_the_last_object_that_must_be_there_is_n
     segment = SegmentEntry(0, 1, ObjectId(f"{3:026}"), 1, 0, 0)
 
     async def named(**fields: Any) -> str | None:
-        control = Control(sequence_counter=4, pending=entries if is_pending else (), **fields)
-        await place.metadata.write([Put(at.index(3), encode(IndexChunk(entries=entries)), None), Put(at.control, encode(control), None)])
+        manifest = Manifest(sequence_counter=4, pending=entries if is_pending else (), **fields)
+        await place.metadata.write([Put(at.index(3), encode(IndexChunk(entries=entries)), None), Put(at.manifest, encode(manifest), None)])
         return (await look(place.metadata, place.objects)).named
 
     assert await named() == object_key(object_id)
@@ -311,11 +311,11 @@ async def test_an_object_is_named_though_many_logs_before_it_have_none() -> None
     segment = SegmentEntry(0, 3, ObjectId(f"{2:026}"), 1, 0, 0)
     *first, last = await place.create_topic(partitions=NAMED_MAX + 2)
     for partition in first:
-        await place.metadata.write([Put(PartitionKeys(partition).control, encode(Control(sequence_counter=1, pending=(carried,))), None)])
-    control = Control(sequence_counter=4, compaction_cursor=4, segment=segment)
+        await place.metadata.write([Put(PartitionKeys(partition).manifest, encode(Manifest(sequence_counter=1, pending=(carried,))), None)])
+    manifest = Manifest(sequence_counter=4, compaction_cursor=4, segment=segment)
     assert (await look(place.metadata, place.objects)).named == MARKER_KEY
 
-    await place.metadata.write([Put(PartitionKeys(last).control, encode(control), None)])
+    await place.metadata.write([Put(PartitionKeys(last).manifest, encode(manifest), None)])
     assert (await look(place.metadata, place.objects)).named == segment_key(last, segment.object_id)
 
 
@@ -325,8 +325,8 @@ async def test_a_log_that_was_trimmed_to_its_end_names_nothing(is_pending: bool)
     await place.begin_without_marker()
     (partition,) = await place.create_topic()
     entries, at = (Entry(0, 3, ObjectId(f"{0:026}"), ((0, 1),), 0, 0),), PartitionKeys(partition)
-    control = Control(sequence_counter=4, log_start=4, pending=entries if is_pending else ())
-    await place.metadata.write([Put(at.index(3), encode(IndexChunk(entries=entries)), None), Put(at.control, encode(control), None)])
+    manifest = Manifest(sequence_counter=4, log_start=4, pending=entries if is_pending else ())
+    await place.metadata.write([Put(at.index(3), encode(IndexChunk(entries=entries)), None), Put(at.manifest, encode(manifest), None)])
 
     assert (await place.start()).verdict is StoreOwnership.MARK
 
@@ -336,8 +336,8 @@ async def test_a_log_of_which_nothing_is_left_names_nothing() -> None:
     await place.begin_without_marker()
     (partition,) = await place.create_topic()
     segment = SegmentEntry(0, 3, ObjectId(f"{0:026}"), 1, 0, 0)
-    control = Control(sequence_counter=4, compaction_cursor=4, segment=segment, log_start=4)
-    await place.metadata.write([Put(PartitionKeys(partition).control, encode(control), None)])
+    manifest = Manifest(sequence_counter=4, compaction_cursor=4, segment=segment, log_start=4)
+    await place.metadata.write([Put(PartitionKeys(partition).manifest, encode(manifest), None)])
 
     assert (await place.start()).verdict is StoreOwnership.MARK
 

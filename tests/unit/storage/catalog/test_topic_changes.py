@@ -9,7 +9,7 @@ import pytest
 from storage.catalog.topic_configs import InvalidTopicConfig
 from storage.catalog.topics import Topic
 from storage.errors import NotFound, OutcomeUnknown, StorageError, Unavailable
-from storage.formats.control import Control, LogState, decode_control, encode
+from storage.formats.manifest import LogState, Manifest, decode_manifest, encode
 from storage.metadata import keys
 from storage.metadata.port import Put, WriteOp
 from tests.kit.faulty_metadata import Fault, FaultyMetadata
@@ -39,7 +39,7 @@ async def test_partitions_are_added_with_their_logs_first() -> None:
     planned, *logs, raised = [op.key.path for ops in metadata.writes[begun:] for op in ops if isinstance(op, Put)]
     assert planned == raised == keys.topic("orders").path
     assert len(logs) == 2
-    assert all(path.endswith(keys.CONTROL_SUFFIX) for path in logs)
+    assert all(path.endswith(keys.MANIFEST_SUFFIX) for path in logs)
     assert (await topics.lookup(["orders"]))["orders"] == grown
 
 
@@ -73,7 +73,7 @@ async def test_a_log_that_somebody_has_written_to_meanwhile_is_left_alone() -> N
     metadata = FaultyMetadata()
     topic = await create(open_topics(metadata))
     await open_topics(metadata).add_partitions(topic, 4)
-    written = Put(keys.PartitionKeys(topic.partition(3)).control, encode(Control(sequence_counter=9)), None)
+    written = Put(keys.PartitionKeys(topic.partition(3)).manifest, encode(Manifest(sequence_counter=9)), None)
     await metadata.write([written])
 
     # A broker that still believes in three partitions begins behind the one that was added.
@@ -212,8 +212,8 @@ async def test_a_topic_that_is_deleted_while_partitions_are_added_leaves_no_log_
         await topics.add_partitions(topic, 3)
 
     grown = [topic.partition(number) for number in range(3)]
-    records = await metadata.get_many([keys.PartitionKeys(partition).control for partition in grown])
-    states = [None if record is None else decode_control(record.value, path=record.path).log_state for record in records]
+    records = await metadata.get_many([keys.PartitionKeys(partition).manifest for partition in grown])
+    states = [None if record is None else decode_manifest(record.value, path=record.path).log_state for record in records]
     assert LogState.OPEN not in states
     assert states == [LogState.DELETED] * 3 if at != "planned" else [LogState.DELETED, None, None]
 
@@ -230,9 +230,9 @@ async def test_a_log_that_arrives_after_its_topic_was_deleted_finds_a_tombstone(
 
     await metadata.deliver()
 
-    (record,) = await metadata.get_many([keys.PartitionKeys(topic.partition(1)).control])
+    (record,) = await metadata.get_many([keys.PartitionKeys(topic.partition(1)).manifest])
     assert record is not None
-    assert decode_control(record.value, path=record.path).log_state is LogState.DELETED
+    assert decode_manifest(record.value, path=record.path).log_state is LogState.DELETED
 
 
 async def test_a_deposed_leader_does_not_make_a_change_look_made() -> None:

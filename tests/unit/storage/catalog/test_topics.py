@@ -12,8 +12,8 @@ from storage.catalog.records import ATTEMPTS_MAX, encode
 from storage.catalog.topic import decode_topic_id, read_topic
 from storage.catalog.topics import FORMER_KEPT_MAX, FORMER_MAX, Topic, Topics, TopicState
 from storage.errors import AlreadyExists, Corrupt, IncompatibleFormat, NotFound, OutcomeUnknown, StorageError, Unavailable
-from storage.formats import control as control_format
-from storage.formats.control import Control, LogState, decode_control
+from storage.formats import manifest as manifest_format
+from storage.formats.manifest import LogState, Manifest, decode_manifest
 from storage.metadata import keys
 from storage.metadata.port import Key, MetadataStore, OnChange, Put, Subscription, WriteOp, WriteOutcome, children_of
 from storage.vocabulary import TopicId
@@ -32,9 +32,10 @@ async def create(topics: Topics, name: str = "orders", *, partition_count: int =
 
 
 async def log_states(metadata: MetadataStore, topic: Topic) -> list[LogState | None]:
-    controls = [keys.PartitionKeys(topic.partition(number)).control for number in range(topic.partition_count)]
+    manifests = [keys.PartitionKeys(topic.partition(number)).manifest for number in range(topic.partition_count)]
     return [
-        None if record is None else decode_control(record.value, path=record.path).log_state for record in await metadata.get_many(controls)
+        None if record is None else decode_manifest(record.value, path=record.path).log_state
+        for record in await metadata.get_many(manifests)
     ]
 
 
@@ -51,9 +52,9 @@ async def names(metadata: MetadataStore) -> list[str]:
 
 
 def all_topic_ids_written(metadata: FaultyMetadata) -> set[str]:
-    """The ids of every control record that was ever put."""
+    """The ids of every manifest that was ever put."""
     puts = [op for ops in metadata.writes for op in ops if isinstance(op, Put)]
-    return {found.topic_id for op in puts if (found := keys.partition_of_control(op.key.path)) is not None}
+    return {found.topic_id for op in puts if (found := keys.partition_of_manifest(op.key.path)) is not None}
 
 
 async def test_a_topic_is_found_in_the_cache_only_once_it_was_looked_up() -> None:
@@ -67,7 +68,7 @@ async def test_a_topic_is_found_in_the_cache_only_once_it_was_looked_up() -> Non
     assert topics.find_id(created.topic_id) == created
 
 
-async def test_creation_writes_an_open_control_record_for_every_partition() -> None:
+async def test_creation_writes_an_open_manifest_for_every_partition() -> None:
     metadata = FaultyMetadata()
 
     topic = await create(open_topics(metadata), partition_count=2_500)
@@ -134,11 +135,11 @@ async def test_creation_survives_any_fault_of_any_write(write: int, fault: Fault
     assert await log_states(metadata, topic) == [LogState.OPEN] * 3
 
 
-RESERVED, CONTROLS, ACTIVATED = range(3)
+RESERVED, MANIFESTS, ACTIVATED = range(3)
 """The writes of a creation with one partition."""
 
 
-@pytest.mark.parametrize("repeated", [RESERVED, CONTROLS, ACTIVATED])
+@pytest.mark.parametrize("repeated", [RESERVED, MANIFESTS, ACTIVATED])
 async def test_a_creation_of_which_something_arrives_late_counts_as_ours(repeated: int) -> None:
     metadata = FaultyMetadata()
     metadata.faults = {repeated: Fault.LATE}
@@ -156,7 +157,7 @@ async def test_a_creation_of_which_something_arrives_late_counts_as_ours(repeate
     assert await log_states(metadata, topic) == [LogState.OPEN]
 
 
-@pytest.mark.parametrize("write", [RESERVED, CONTROLS, ACTIVATED])
+@pytest.mark.parametrize("write", [RESERVED, MANIFESTS, ACTIVATED])
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.REQUEST_LOST])
 async def test_a_name_that_cannot_be_put_is_no_topic_and_the_error_says_how_sure_that_is(fault: Fault, write: int) -> None:
     metadata = FaultyMetadata()
@@ -174,7 +175,7 @@ async def test_a_name_that_cannot_be_put_is_no_topic_and_the_error_says_how_sure
 
 async def test_a_creation_whose_logs_cannot_be_made_leaves_nobody_waiting() -> None:
     metadata = FaultyMetadata()
-    metadata.faults = dict.fromkeys(range(CONTROLS, CONTROLS + ATTEMPTS_MAX), Fault.REFUSED)
+    metadata.faults = dict.fromkeys(range(MANIFESTS, MANIFESTS + ATTEMPTS_MAX), Fault.REFUSED)
 
     with pytest.raises(Unavailable):
         await create(open_topics(metadata), partition_count=1)
@@ -223,7 +224,7 @@ async def test_a_creation_that_nobody_continues_is_given_up_by_the_next() -> Non
     doomed = open_topics(metadata)
 
     async def die(_: Sequence[WriteOp]) -> None:
-        if len(metadata.writes) > CONTROLS:
+        if len(metadata.writes) > MANIFESTS:
             raise asyncio.CancelledError
 
     metadata.before_write = die
@@ -333,18 +334,18 @@ async def test_deletion_leaves_tombstones_and_frees_the_name() -> None:
     assert await topics.lookup_ids([topic.topic_id]) == {}
 
 
-async def test_a_tombstone_keeps_what_the_control_record_said() -> None:
+async def test_a_tombstone_keeps_what_the_manifest_said() -> None:
     metadata = FaultyMetadata()
     topics = open_topics(metadata)
     topic = await create(topics, partition_count=1)
-    key = keys.PartitionKeys(topic.partition(0)).control
-    await metadata.write([Put(key, control_format.encode(Control(sequence_counter=7, log_start=2)), None)])
+    key = keys.PartitionKeys(topic.partition(0)).manifest
+    await metadata.write([Put(key, manifest_format.encode(Manifest(sequence_counter=7, log_start=2)), None)])
 
     await topics.delete(topic)
 
     (record,) = await metadata.get_many([key])
     assert record is not None
-    assert decode_control(record.value, path=key.path) == Control(sequence_counter=7, log_start=2, log_state=LogState.DELETED)
+    assert decode_manifest(record.value, path=key.path) == Manifest(sequence_counter=7, log_start=2, log_state=LogState.DELETED)
 
 
 async def test_a_recreated_topic_has_another_id() -> None:
@@ -388,7 +389,7 @@ async def test_deletion_survives_any_fault_of_any_write(write: int, fault: Fault
 
 
 async def _crash_in_deletion(metadata: FaultyMetadata, *, after_writes: int) -> Topic:
-    """Delete a topic with a broker that dies after so many writes of the deletion: its mark, two shards of controls, its name."""
+    """Delete a topic with a broker that dies after so many writes of the deletion: its mark, two shards of manifests, its name."""
     doomed = FaultyMetadata(metadata.store)
     topics = open_topics(doomed)
     topic = await create(topics)
@@ -437,7 +438,7 @@ async def test_deletion_wins_against_writers_that_go_on_committing() -> None:
     metadata = FaultyMetadata()
     topics = open_topics(metadata)
     topic = await create(topics, partition_count=1)
-    key = keys.PartitionKeys(topic.partition(0)).control
+    key = keys.PartitionKeys(topic.partition(0)).manifest
     commits = 0
 
     async def commit(ops: Sequence[WriteOp]) -> None:
@@ -459,7 +460,7 @@ async def test_deletion_gives_up_when_it_never_gets_its_turn_and_can_be_taken_up
     metadata = FaultyMetadata()
     topics = open_topics(metadata)
     topic = await create(topics, partition_count=1)
-    key = keys.PartitionKeys(topic.partition(0)).control
+    key = keys.PartitionKeys(topic.partition(0)).manifest
 
     async def commit(ops: Sequence[WriteOp]) -> None:
         if isinstance(ops[0], Put) and ops[0].key == key:

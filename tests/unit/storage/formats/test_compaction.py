@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import Corrupt, IncompatibleFormat
-from storage.formats.control import CompactionAttempt, CompactionState, SegmentEntry, decode_attempt, encode_attempt
+from storage.formats.manifest import CompactionAttempt, CompactionState, SegmentEntry, decode_attempt, encode_attempt
 from storage.vocabulary import ObjectId
 
 ID = ObjectId("01J00000000000000000000000")

@@ -16,7 +16,7 @@ from storage.catalog.producer_ids import decode_next_block
 from storage.catalog.topic import decode_topic, decode_topic_id
 from storage.errors import Corrupt, IncompatibleFormat
 from storage.formats import levels, wal
-from storage.formats.control import decode_chunk, decode_control, decode_page
+from storage.formats.manifest import decode_chunk, decode_manifest, decode_page
 from storage.log.batch import Appended
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Put, Record
@@ -34,7 +34,7 @@ ENTRY = [0, 9, "01JGFJJZ005591T038X855YAFS", [[126, 88]], 1, 1]
 STATE = [0, [[0, 1, 0, 5]], None]
 MEMBER = ["m", None, "c", "h", 1, 1, [["range", "AA=="]], "AA=="]
 GROUP = {"fmt": 1, "group": "g", "owner": 1, "state": "Stable", "protocol_type": None, "generation": 1, "protocol": None, "leader": None}
-CONTROL = {
+MANIFEST = {
     "fmt": 1,
     "sequence_counter": 10,
     "segment": [0, 1, "01JGFJJZ005591T038X855YAFS", 10, 1, 1],
@@ -42,11 +42,11 @@ CONTROL = {
     "writers": {"2": [18, 1]},
     "producers": {"7": STATE},
 }
-MERGING = {**CONTROL, "fmt": 2, "segment": [2, 3, "01JGFJJZ005591T038X855YAFS", 10, 1, 1], "rewritten": CONTROL["segment"]}
+MERGING = {**MANIFEST, "fmt": 2, "segment": [2, 3, "01JGFJJZ005591T038X855YAFS", 10, 1, 1], "rewritten": MANIFEST["segment"]}
 BROKER = {"fmt": 1, "broker_id": 1, "listeners": [["P", "h", 1]], "rack": None, "version": "0", "started_at_ms": 1, "session_id": 1}
 RECORDS: dict[str, tuple[Decode, dict[str, Any]]] = {
-    "control": (_by_path(decode_control), CONTROL),
-    "control with a merge": (_by_path(decode_control), MERGING),
+    "manifest": (_by_path(decode_manifest), MANIFEST),
+    "manifest with a merge": (_by_path(decode_manifest), MERGING),
     "index chunk": (_by_path(decode_chunk), {"fmt": 1, "entries": [ENTRY]}),
     "page of producers": (_by_path(decode_page), {"fmt": 1, "producers": {"7": STATE}}),
     "topic": (
@@ -73,12 +73,12 @@ RECORDS: dict[str, tuple[Decode, dict[str, Any]]] = {
     "offset": (decode_offset, {"fmt": 1, "owner": 1, "offset": 1, "leader_epoch": 0, "metadata": "", "committed_at_ms": 1}),
 }
 ARRAYS = [
-    ("control", ("segment",)),
-    ("control with a merge", ("rewritten",)),
-    ("control", ("pending", 0)),
-    ("control", ("writers", "2")),
-    ("control", ("producers", "7")),
-    ("control", ("producers", "7", 1, 0)),
+    ("manifest", ("segment",)),
+    ("manifest with a merge", ("rewritten",)),
+    ("manifest", ("pending", 0)),
+    ("manifest", ("writers", "2")),
+    ("manifest", ("producers", "7")),
+    ("manifest", ("producers", "7", 1, 0)),
     ("index chunk", ("entries", 0)),
     ("page of producers", ("producers", "7")),
     ("group", ("members", 0)),
@@ -116,7 +116,7 @@ def test_a_field_of_a_newer_release_is_refused(kind: str) -> None:
 def test_a_higher_number_is_refused_whatever_else_is_there(kind: str) -> None:
     decode, value = RECORDS[kind]
 
-    number = 4 if kind.startswith(("control", "index chunk")) else 3 if kind.startswith("broker") else 2
+    number = 4 if kind.startswith(("manifest", "index chunk")) else 3 if kind.startswith("broker") else 2
     for newer in ({**value, "fmt": number}, {"fmt": number}):
         with pytest.raises(IncompatibleFormat, match=f"format {number}"):
             decode(record_of(newer))
@@ -152,7 +152,7 @@ def test_an_element_more_is_refused(kind: str, way: tuple[Any, ...]) -> None:
         decode(record_of(value))
 
 
-@pytest.mark.parametrize(("kind", "field"), [("control", "log_state"), ("topic", "state")])
+@pytest.mark.parametrize(("kind", "field"), [("manifest", "log_state"), ("topic", "state")])
 def test_a_name_that_is_not_known_is_refused(kind: str, field: str) -> None:
     decode, value = RECORDS[kind]
 
@@ -161,7 +161,7 @@ def test_a_name_that_is_not_known_is_refused(kind: str, field: str) -> None:
 
 
 def test_an_array_that_is_too_short_is_damage() -> None:
-    decode, value = RECORDS["control"]
+    decode, value = RECORDS["manifest"]
 
     with pytest.raises(Corrupt, match="at least length"):
         decode(record_of({**value, "pending": [[1]]}))
@@ -185,11 +185,11 @@ def test_it_is_logged_once_for_a_key_with_the_release_and_for_so_many_keys(logge
 
 
 @pytest.mark.parametrize("more", [{"ongoing_txns": {"5": 0}}, {"pending": [[*ENTRY, "more"]]}, {"fmt": 4}])
-async def test_a_commit_writes_nothing_over_a_control_record_of_a_newer_release(more: dict[str, Any]) -> None:
+async def test_a_commit_writes_nothing_over_a_manifest_of_a_newer_release(more: dict[str, Any]) -> None:
     """The review's X: the fields were gone with the next commit."""
     async with rig() as broker:
         assert await broker.send(batch_bytes(1)) == [Appended(0, 0)]
-        key = PartitionKeys(PARTITION).control
+        key = PartitionKeys(PARTITION).manifest
         (record,) = await broker.shared.get_many([key])
         assert record is not None
         newer = json.dumps({**json.loads(record.value), **more}).encode()
@@ -204,12 +204,12 @@ async def test_a_commit_writes_nothing_over_a_control_record_of_a_newer_release(
 
 def test_every_struct_of_a_record_refuses_what_it_does_not_know() -> None:
     from storage.catalog import brokers, groups, identity, producer_ids, topic
-    from storage.formats import control
+    from storage.formats import manifest
 
     lenient = {identity._Level}
     structs = [
         struct
-        for module in (brokers, identity, groups, producer_ids, topic, control)
+        for module in (brokers, identity, groups, producer_ids, topic, manifest)
         for struct in vars(module).values()
         if isinstance(struct, type) and issubclass(struct, msgspec.Struct) and struct.__module__ == module.__name__
     ]
@@ -220,12 +220,12 @@ def test_every_struct_of_a_record_refuses_what_it_does_not_know() -> None:
 
 def test_the_level_of_this_release_names_the_formats_that_are_written() -> None:
     from storage.catalog import brokers, groups, identity, producer_ids, topic
-    from storage.formats import control, segment
+    from storage.formats import manifest, segment
 
-    assert segment.FMT == control.COMPACTION_FMT == brokers.COMPACTOR_FMT
+    assert segment.FMT == manifest.COMPACTION_FMT == brokers.COMPACTOR_FMT
     assert levels.FORMATS[levels.LEVEL_MAX] == {
         "WAL object": wal.FMT,
-        "control record, index chunk, producer state": control.FMT_INLINE,
+        "manifest, index chunk, producer state": manifest.FMT_INLINE,
         "topic, its name by id": topic.TOPIC_FMT,
         "broker": brokers.BROKER_FMT_ROLES,
         "cluster": identity.CLUSTER_FMT,

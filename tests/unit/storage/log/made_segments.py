@@ -1,10 +1,10 @@
-"""Logs of segments for tests of reading: a rig whose control record says that all of it was compacted."""
+"""Logs of segments for tests of reading: a rig whose manifest says that all of it was compacted."""
 
 from collections.abc import Sequence
 
 import msgspec
 
-from storage.formats.control import SegmentEntry, SegmentFact, encode
+from storage.formats.manifest import SegmentEntry, SegmentFact, encode
 from storage.formats.segment import SegmentWriter
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, DeleteRange, Put, children_of
@@ -36,14 +36,14 @@ async def put_segment(
 
 async def set_segments(broker: Rig, *segments: SegmentEntry) -> None:
     """They are all of the log."""
-    (record,) = await broker.shared.get_many([KEYS.control])
+    (record,) = await broker.shared.get_many([KEYS.manifest])
     assert record is not None
     end = segments[-1].last + 1
-    control = msgspec.structs.replace(await broker.control(), sequence_counter=end, compaction_cursor=end, segment=segments[-1])
+    manifest = msgspec.structs.replace(await broker.manifest(), sequence_counter=end, compaction_cursor=end, segment=segments[-1])
     facts = [Put(KEYS.segment(one.last), encode(SegmentFact(entry=one)), None) for one in segments[:-1]]
     start, stop = children_of(KEYS.segments_prefix.removesuffix("/"))
     await broker.shared.write([DeleteRange(KEYS.segment(0)._replace(path=start), stop)])
-    assert isinstance(await broker.shared.write([*facts, Put(KEYS.control, encode(control), record.version)]), Applied)
+    assert isinstance(await broker.shared.write([*facts, Put(KEYS.manifest, encode(manifest), record.version)]), Applied)
 
 
 async def counted_gets(broker: Rig) -> list[tuple[int, int]]:

@@ -15,8 +15,8 @@ from runtime.telemetry import Telemetry
 from storage.cache.blocks import DEFAULT_LIMITS as DEFAULT_CACHE_LIMITS
 from storage.cache.blocks import BlockCache, CacheLimits
 from storage.errors import StorageError, Unavailable
-from storage.formats.control import Control, decode_control, encode
 from storage.formats.levels import LEVEL_MAX
+from storage.formats.manifest import Manifest, decode_manifest, encode
 from storage.limits import BLOCK_BYTES, PART_BYTES
 from storage.log.batch import Append, Appended, batch_of
 from storage.log.flush import NO_INLINE, FlushSettings, InlineSettings
@@ -163,10 +163,10 @@ class Rig:
             self.parts.appender.submit(log, batch_of(view, parse_header(view), append, index), together=together)
         return done
 
-    async def control(self, partition: PartitionId = PARTITION) -> Control:
-        (record,) = await self.shared.get_many([keys.PartitionKeys(partition).control])
+    async def manifest(self, partition: PartitionId = PARTITION) -> Manifest:
+        (record,) = await self.shared.get_many([keys.PartitionKeys(partition).manifest])
         assert record is not None
-        return decode_control(record.value, path=record.path)
+        return decode_manifest(record.value, path=record.path)
 
     async def read_all(self, partition: PartitionId = PARTITION) -> bytes:
         """Every committed batch, from the object store, as Fetch would send it."""
@@ -174,7 +174,7 @@ class Rig:
 
     async def read_all_from(self, offset: int, partition: PartitionId = PARTITION) -> bytes:
         log = self.parts.partitions.get(partition)
-        await self.parts.control_reads.refresh([log])
+        await self.parts.manifest_reads.refresh([log])
         found = bytearray()
         while offset < log.seen.high_watermark:
             run = await self.parts.reader.stored(log, offset, bytes_max=1 << 20)
@@ -208,7 +208,7 @@ async def rig(
     """`registered` is the epoch of a real registration, instead of `epoch` and `live`."""
     clock, telemetry = clock or SystemClock(), Telemetry()
     shared = shared or MemoryMetadataStore(clock=clock, shards=1)
-    await shared.write([Put(keys.PartitionKeys(PARTITION).control, encode(Control()), ABSENT)])
+    await shared.write([Put(keys.PartitionKeys(PARTITION).manifest, encode(Manifest()), ABSENT)])
     metadata, faulty = FaultyMetadata(shared), FaultyObjects(objects or MemoryObjectStore(clock=clock))
 
     async def live_epochs() -> frozenset[int]:

@@ -2,7 +2,7 @@ import pytest
 
 from runtime.clock import SystemClock
 from storage.errors import Corrupt, NotFound, Unavailable
-from storage.formats.control import Control, PageRef, ProducerBatch, ProducerPage, ProducerState, encode
+from storage.formats.manifest import Manifest, PageRef, ProducerBatch, ProducerPage, ProducerState, encode
 from storage.log.decide import PRODUCER_EXPIRATION_MS
 from storage.log.page_store import ActiveProducer
 from storage.metadata import keys
@@ -20,7 +20,7 @@ async def store(broker: Rig, hot: dict[int, ProducerState], spilled: dict[int, P
     pages = {f"1-7-1-1-{number}": {number: held} for number, held in spilled.items()}
     puts = [Put(names.producer_page(name), encode(ProducerPage(producers=held)), None) for name, held in pages.items()]
     refs = tuple(PageRef(name, min(held), max(held), 0) for name, held in pages.items())
-    await broker.shared.write([*puts, Put(names.control, encode(Control(producers=hot, pages=refs)), None)])
+    await broker.shared.write([*puts, Put(names.manifest, encode(Manifest(producers=hot, pages=refs)), None)])
 
 
 async def test_producers_of_control_and_of_pages_come_by_id_unless_they_have_expired() -> None:

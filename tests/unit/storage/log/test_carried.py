@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from sim.loop import VirtualClock, VirtualLoop
 from storage.errors import Unavailable
-from storage.formats.control import Control, LogState, encode
+from storage.formats.manifest import LogState, Manifest, encode
 from storage.log.batch import Appended
 from storage.log.carried import LOOK_EVERY_S
 from storage.log.flush import FlushSettings, Gathers, InlineSettings
@@ -95,7 +95,7 @@ def test_what_was_trimmed_counts_no_more() -> None:
     async def play() -> None:
         async with rig(inline=INLINE, flush=AT_ONCE, clock=VirtualClock(asyncio.get_running_loop())) as broker:
             await fill(broker)
-            await broker.parts.trimmer.trim(PARTITION, (await broker.control()).sequence_counter)
+            await broker.parts.trimmer.trim(PARTITION, (await broker.manifest()).sequence_counter)
             await asyncio.sleep(2 * LOOK_EVERY_S)
 
             assert uncompacted_bytes(broker) == 0
@@ -108,7 +108,7 @@ def test_idle_partitions_that_were_compacted_never_count_as_much_as_the_bound() 
         others = [PartitionId(TOPIC, number) for number in range(1, 6)]
         async with rig(inline=INLINE, flush=AT_ONCE, clock=VirtualClock(asyncio.get_running_loop())) as broker:
             for one in others:
-                await broker.shared.write([Put(PartitionKeys(one).control, encode(Control()), ABSENT)])
+                await broker.shared.write([Put(PartitionKeys(one).manifest, encode(Manifest()), ABSENT)])
                 for _ in range(2):
                     await broker.send(of_size(1_000), partition=one)
                 await compact(broker, one)
@@ -122,10 +122,10 @@ def test_idle_partitions_that_were_compacted_never_count_as_much_as_the_bound() 
 def test_a_partition_of_a_deleted_topic_counts_no_more_and_another_still_does() -> None:
     async def play() -> None:
         async with rig(inline=INLINE, flush=AT_ONCE, clock=VirtualClock(asyncio.get_running_loop())) as broker:
-            await broker.shared.write([Put(PartitionKeys(OTHER).control, encode(Control()), ABSENT)])
+            await broker.shared.write([Put(PartitionKeys(OTHER).manifest, encode(Manifest()), ABSENT)])
             await broker.send(of_size(1_000))
             await fill(broker, OTHER)
-            await broker.shared.write([Put(PartitionKeys(OTHER).control, encode(Control(log_state=LogState.DELETED)), None)])
+            await broker.shared.write([Put(PartitionKeys(OTHER).manifest, encode(Manifest(log_state=LogState.DELETED)), None)])
             await asyncio.sleep(2 * LOOK_EVERY_S)
 
             assert uncompacted_bytes(broker) == 1_000

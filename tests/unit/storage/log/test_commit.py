@@ -7,7 +7,7 @@ import pytest
 from runtime.clock import SystemClock
 from runtime.ulid import encode_ulid
 from storage.errors import InvalidProducerEpoch, NotFound, OutcomeUnknown, OutOfOrderSequence, Unavailable
-from storage.formats.control import Control, LogState, WriterEntry, encode
+from storage.formats.manifest import LogState, Manifest, WriterEntry, encode
 from storage.log.batch import Appended
 from storage.log.flush import FlushSettings
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
@@ -20,15 +20,15 @@ from tests.kit.batches import batch_bytes
 from tests.kit.record_batches import record_batch
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 
-CONTROL = keys.PartitionKeys(PARTITION).control
+MANIFEST = keys.PartitionKeys(PARTITION).manifest
 
 
 def idempotent(first_seq: int, count: int = 1, *, pid: int = 5, epoch: int = 0) -> bytearray:
     return batch_bytes(count, producer_id=pid, producer_epoch=epoch, first_seq=first_seq)
 
 
-async def replace_control(store: MemoryMetadataStore, control: Control) -> None:
-    await store.write([Put(CONTROL, encode(control), None)])
+async def replace_manifest(store: MemoryMetadataStore, manifest: Manifest) -> None:
+    await store.write([Put(MANIFEST, encode(manifest), None)])
 
 
 async def test_an_append_gets_the_next_offset_and_can_be_read() -> None:
@@ -48,7 +48,7 @@ async def test_a_plain_batch_is_appended_once_whatever_becomes_of_one_request(fa
         assert await broker.send(batch_bytes(2)) == [Appended(0, 0)]
         await broker.metadata.deliver_late()
 
-        assert (await broker.control()).sequence_counter == 2
+        assert (await broker.manifest()).sequence_counter == 2
 
 
 async def test_many_faults_in_a_row_still_end_in_one_append() -> None:
@@ -58,7 +58,7 @@ async def test_many_faults_in_a_row_still_end_in_one_append() -> None:
         assert await broker.send(batch_bytes(1)) == [Appended(0, 0)]
         await broker.metadata.deliver_late()
 
-        assert (await broker.control()).sequence_counter == 1
+        assert (await broker.manifest()).sequence_counter == 1
 
 
 async def test_a_late_request_that_wins_the_race_is_recognised_by_its_attempt() -> None:
@@ -72,7 +72,7 @@ async def test_a_late_request_that_wins_the_race_is_recognised_by_its_attempt() 
         broker.metadata.reads_fail = False
 
         assert await sent == [Appended(1, 0)]
-        assert (await broker.control()).sequence_counter == 3
+        assert (await broker.manifest()).sequence_counter == 3
 
 
 @pytest.mark.parametrize("fault", ["seen first", "seen first, reply lost"])
@@ -80,12 +80,12 @@ async def test_a_reader_that_sees_a_commit_before_its_writer_hears_of_it_does_no
     async with rig() as broker:
         log = broker.parts.partitions.get(PARTITION)
         await broker.send(batch_bytes(1))
-        broker.metadata.on_seen_first = lambda: broker.parts.control_reads.refresh([log])
+        broker.metadata.on_seen_first = lambda: broker.parts.manifest_reads.refresh([log])
         broker.metadata.faults.append(fault)
 
         assert await broker.send(batch_bytes(2)) == [Appended(1, 0)]
         assert await broker.send(batch_bytes(1)) == [Appended(3, 0)]
-        assert (await broker.control()).sequence_counter == 4
+        assert (await broker.manifest()).sequence_counter == 4
 
 
 async def test_a_newer_record_that_is_seen_before_the_reply_is_kept() -> None:
@@ -96,7 +96,7 @@ async def test_a_newer_record_that_is_seen_before_the_reply_is_kept() -> None:
 
         async def somebody_else_commits() -> None:
             await other.send(batch_bytes(5))
-            await one.parts.control_reads.refresh([log])
+            await one.parts.manifest_reads.refresh([log])
 
         one.metadata.on_seen_first = somebody_else_commits
         one.metadata.faults.append("seen first")
@@ -112,7 +112,7 @@ async def test_a_conflict_after_an_unknown_attempt_is_not_taken_for_a_refusal() 
         broker.metadata.faults.extend(["reply lost", "none"])
 
         assert await broker.send(batch_bytes(1)) == [Appended(0, 0)]
-        assert (await broker.control()).sequence_counter == 1
+        assert (await broker.manifest()).sequence_counter == 1
 
 
 async def test_a_dropped_writer_entry_makes_the_outcome_unknown_for_ever() -> None:
@@ -123,26 +123,26 @@ async def test_a_dropped_writer_entry_makes_the_outcome_unknown_for_ever() -> No
         broker.metadata.reads_fail = True
         sent = broker.send(batch_bytes(1))
         await broker.metadata.until_late()
-        control = await broker.control()
-        await replace_control(
-            broker.shared, Control(sequence_counter=control.sequence_counter, pending=control.pending, writers={99: WriterEntry(1, 1)})
+        manifest = await broker.manifest()
+        await replace_manifest(
+            broker.shared, Manifest(sequence_counter=manifest.sequence_counter, pending=manifest.pending, writers={99: WriterEntry(1, 1)})
         )
         broker.metadata.reads_fail = False
 
         (result,) = await sent
         assert isinstance(result, OutcomeUnknown)
-        assert (await broker.control()).sequence_counter == 1
+        assert (await broker.manifest()).sequence_counter == 1
 
 
 async def test_an_unregistered_broker_cannot_call_an_absent_entry_not_applied() -> None:
     async with rig() as broker:
-        await broker.parts.control_reads.refresh([broker.parts.partitions.get(PARTITION)])
+        await broker.parts.manifest_reads.refresh([broker.parts.partitions.get(PARTITION)])
         broker.metadata.faults.append("late")
         broker.epoch.registered_epoch = lambda: None
         broker.metadata.reads_fail = True
         sent = broker.send(batch_bytes(1))
         await broker.metadata.until_late()
-        await replace_control(broker.shared, Control())
+        await replace_manifest(broker.shared, Manifest())
         broker.metadata.reads_fail = False
 
         (result,) = await sent
@@ -219,7 +219,7 @@ async def test_an_older_producer_epoch_is_fenced() -> None:
 async def test_a_deleted_partition_answers_not_found() -> None:
     async with rig() as broker:
         await broker.send(batch_bytes(1))
-        await replace_control(broker.shared, Control(log_state=LogState.DELETED))
+        await replace_manifest(broker.shared, Manifest(log_state=LogState.DELETED))
 
         (result,) = await broker.send(batch_bytes(1))
         assert isinstance(result, NotFound)
@@ -237,8 +237,8 @@ async def test_entries_that_left_the_ring_are_found_in_the_index() -> None:
         for n in range(3 * DEFAULT_LIMITS.pending_entries_max):
             assert await broker.send(batch_bytes(1, max_timestamp=n)) == [Appended(n, 0)]
 
-        control = await broker.control()
-        assert len(control.pending) <= DEFAULT_LIMITS.pending_entries_max
+        manifest = await broker.manifest()
+        assert len(manifest.pending) <= DEFAULT_LIMITS.pending_entries_max
         assert len(await broker.read_all()) == 3 * DEFAULT_LIMITS.pending_entries_max * len(batch_bytes(1))
 
 
@@ -264,10 +264,10 @@ async def test_states_of_too_many_producers_are_kept_in_producers_and_still_coun
             assert await broker.send(idempotent(0, pid=pid)) == [Appended(pid, 0)]
         await broker.send(idempotent(1, pid=count - 1))
         await broker.send(idempotent(2, pid=count - 1))
-        control = await broker.control()
+        manifest = await broker.manifest()
 
-        assert len(control.producers) < count, "some have left the control record"
-        assert len(encode(control)) < 16 * 1024
+        assert len(manifest.producers) < count, "some have left the manifest"
+        assert len(encode(manifest)) < 16 * 1024
         assert await broker.send(idempotent(0, pid=0)) == [Appended(0, 0)], "a repeated batch of a producer that left"
         (gap,) = await broker.send(idempotent(5, pid=1))
         assert isinstance(gap, OutOfOrderSequence)
@@ -277,11 +277,11 @@ async def test_states_of_too_many_producers_are_kept_in_producers_and_still_coun
 async def test_a_commit_that_a_read_has_found_first_explains_no_later_hint(fault: str) -> None:
     async with rig() as broker:
         log = broker.parts.partitions.get(PARTITION)
-        await broker.parts.control_reads.refresh([log])
+        await broker.parts.manifest_reads.refresh([log])
 
         async def see_first() -> None:
             log.seen.note_hint(log.seen.version + 1, 0.0)
-            await broker.parts.control_reads.refresh([log])
+            await broker.parts.manifest_reads.refresh([log])
 
         broker.metadata.faults.append(fault)
         broker.metadata.on_seen_first = see_first
@@ -293,28 +293,28 @@ async def test_a_commit_that_a_read_has_found_first_explains_no_later_hint(fault
     assert log.seen.is_hinted
 
 
-async def test_a_control_record_that_would_be_too_large_gives_its_entries_to_the_index() -> None:
+async def test_a_manifest_that_would_be_too_large_gives_its_entries_to_the_index() -> None:
     objects = MemoryObjectStore(clock=SystemClock())
     async with rig(objects=objects) as first:
         for offset in range(DEFAULT_LIMITS.pending_entries_max // 2):
             assert await first.send(batch_bytes(1)) == [Appended(offset, 0)]
-        before = await first.control()
-    limits = LogLimits(control_bytes_max=len(encode(before)))
+        before = await first.manifest()
+    limits = LogLimits(manifest_bytes_max=len(encode(before)))
     async with rig(shared=first.shared, objects=objects, limits=limits) as broker:
         assert await broker.send(batch_bytes(1)) == [Appended(len(before.pending), 0)]
 
-        assert len((await broker.control()).pending) == 1
+        assert len((await broker.manifest()).pending) == 1
         assert len(await broker.read_all()) == (len(before.pending) + 1) * len(batch_bytes(1))
 
 
-async def test_a_commit_that_no_control_record_has_room_for_is_refused_for_a_retry() -> None:
-    async with rig() as broker, rig(shared=broker.shared, limits=LogLimits(control_bytes_max=10)) as small:
+async def test_a_commit_that_no_manifest_has_room_for_is_refused_for_a_retry() -> None:
+    async with rig() as broker, rig(shared=broker.shared, limits=LogLimits(manifest_bytes_max=10)) as small:
         await broker.send(batch_bytes(1))
         (refused,) = await small.send(idempotent(0))
 
         assert isinstance(refused, Unavailable)
-        assert "control record is full" in str(refused)
-        assert (await broker.control()).sequence_counter == 1
+        assert "manifest is full" in str(refused)
+        assert (await broker.manifest()).sequence_counter == 1
         assert await broker.send(idempotent(0)) == [Appended(1, 0)]
 
 
@@ -323,31 +323,31 @@ async def test_a_commit_whose_pages_are_too_large_for_a_request_is_halved() -> N
     async with rig(limits=LogLimits(write_request_bytes_max=24 * 1024)) as broker:
         assert await broker.send(*[idempotent(0, pid=pid) for pid in range(count)]) == [Appended(offset, 0) for offset in range(count)]
 
-        control = await broker.control()
-        assert len(control.pending) == 2, "one commit each"
-        assert control.pages
+        manifest = await broker.manifest()
+        assert len(manifest.pending) == 2, "one commit each"
+        assert manifest.pages
         assert await broker.send(*[idempotent(0, pid=pid) for pid in range(count)]) == [Appended(offset, 0) for offset in range(count)]
-        assert (await broker.control()).sequence_counter == count
+        assert (await broker.manifest()).sequence_counter == count
 
 
 async def test_entries_of_dead_brokers_leave_writers() -> None:
     async with rig(epoch=700, live=frozenset({700, 3})) as broker:
         writers = {epoch: WriterEntry(1, 1) for epoch in range(100, 100 + DEFAULT_LIMITS.writers_kept_max)} | {3: WriterEntry(9, 1)}
-        await replace_control(broker.shared, Control(writers=writers))
+        await replace_manifest(broker.shared, Manifest(writers=writers))
 
         await broker.send(batch_bytes(1))
-        assert len((await broker.control()).writers) == DEFAULT_LIMITS.writers_kept_max + 2, "no commit waits for the look"
+        assert len((await broker.manifest()).writers) == DEFAULT_LIMITS.writers_kept_max + 2, "no commit waits for the look"
         await broker.send(batch_bytes(1))
-        assert set((await broker.control()).writers) == {3, 700}
+        assert set((await broker.manifest()).writers) == {3, 700}
 
 
 async def test_an_object_at_or_below_the_revoked_floor_is_stored_again_under_a_higher_id() -> None:
     async with rig() as broker:
         floor = encode_ulid(4_102_444_800_000 << 80)
-        await replace_control(broker.shared, Control(revoked_floor=floor))  # type: ignore[arg-type]
+        await replace_manifest(broker.shared, Manifest(revoked_floor=floor))  # type: ignore[arg-type]
 
         assert await broker.send(batch_bytes(2)) == [Appended(0, 0)]
-        (entry,) = (await broker.control()).pending
+        (entry,) = (await broker.manifest()).pending
         assert entry.object_id > floor
         assert len(await broker.read_all()) == len(batch_bytes(2))
         assert await broker.send(batch_bytes(1)) == [Appended(2, 0)]
@@ -365,7 +365,7 @@ async def test_metadata_that_stays_away_ends_in_a_retriable_error_and_no_append_
         broker.metadata.reads_fail = False
         assert await broker.send(batch_bytes(1)) == [Appended(1, 0)], "the unanswered attempt was buried first"
         await broker.metadata.deliver_late()
-        assert (await broker.control()).sequence_counter == 2
+        assert (await broker.manifest()).sequence_counter == 2
 
 
 async def _after(seconds: float, broker: Rig) -> list[object]:

@@ -6,20 +6,20 @@ from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.errors import Unavailable
-from storage.formats.control import Control, WriterEntry
+from storage.formats.manifest import Manifest, WriterEntry
 from storage.log.batch import Appended
 from storage.log.commit import DeadWriters
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import BrokerEpoch
 from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import rig
-from tests.unit.storage.log.test_commit import replace_control
+from tests.unit.storage.log.test_commit import replace_manifest
 
 MANY = range(1, DEFAULT_LIMITS.writers_kept_max + 5)
 
 
-def named(*epochs: int) -> Control:
-    return Control(writers={epoch: WriterEntry(1, 1) for epoch in epochs})
+def named(*epochs: int) -> Manifest:
+    return Manifest(writers={epoch: WriterEntry(1, 1) for epoch in epochs})
 
 
 class Registry:
@@ -96,9 +96,9 @@ async def test_commits_go_on_while_the_registry_cannot_be_read() -> None:
         registry = Registry()
         registry.fails = True
         broker.epoch.live = registry.live
-        await replace_control(broker.shared, named(*MANY))
+        await replace_manifest(broker.shared, named(*MANY))
 
         assert await broker.send(batch_bytes(1)) == [Appended(0, 0)]
         assert await broker.send(batch_bytes(1)) == [Appended(1, 0)]
         assert registry.scans == 1
-        assert set((await broker.control()).writers) == {*MANY, 900}
+        assert set((await broker.manifest()).writers) == {*MANY, 900}

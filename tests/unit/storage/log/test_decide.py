@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.formats.control import Control, Entry, LogState, ProducerBatch, ProducerState, WriterEntry, decode_control, encode
+from storage.formats.manifest import Entry, LogState, Manifest, ProducerBatch, ProducerState, WriterEntry, decode_manifest, encode
 from storage.limits import SEQUENCE_MAX
 from storage.log.decide import Decision, Outcome, Writer, advance_sequence, decide
 from storage.log.limits import DEFAULT_LIMITS
@@ -29,59 +29,59 @@ class Batch:
     carried: bytes = b""
 
 
-def run(control: Control, *batches: Batch, **options: object) -> Decision:
+def run(manifest: Manifest, *batches: Batch, **options: object) -> Decision:
     position = 0
     for batch in batches:
         batch.position = position
         position += batch.size_bytes
-    return decide(control, batches, object_id=OBJECT, writer=WRITER, now_ms=5_000, limits=DEFAULT_LIMITS, **options)  # type: ignore[arg-type]
+    return decide(manifest, batches, object_id=OBJECT, writer=WRITER, now_ms=5_000, limits=DEFAULT_LIMITS, **options)  # type: ignore[arg-type]
 
 
 def outcomes(decision: Decision) -> list[Outcome]:
     return [verdict.outcome for verdict in decision.verdicts]
 
 
-def with_producer(*batches: ProducerBatch, epoch: int = 0, next_offset: int = 100) -> Control:
-    return Control(sequence_counter=next_offset, producers={9: ProducerState(epoch, batches)})
+def with_producer(*batches: ProducerBatch, epoch: int = 0, next_offset: int = 100) -> Manifest:
+    return Manifest(sequence_counter=next_offset, producers={9: ProducerState(epoch, batches)})
 
 
 def test_batches_get_dense_offsets_in_order() -> None:
-    decision = run(Control(sequence_counter=10), Batch(record_count=3), Batch(record_count=2))
+    decision = run(Manifest(sequence_counter=10), Batch(record_count=3), Batch(record_count=2))
 
     assert [verdict.base_offset for verdict in decision.verdicts] == [10, 13]
-    assert decision.control is not None
-    assert decision.control.sequence_counter == 15
-    assert decision.control.pending == (Entry(10, 14, OBJECT, ((0, 200),), 1_000, 1_000),)
-    assert decision.control.writers == {7: WriterEntry(1, 1)}
+    assert decision.manifest is not None
+    assert decision.manifest.sequence_counter == 15
+    assert decision.manifest.pending == (Entry(10, 14, OBJECT, ((0, 200),), 1_000, 1_000),)
+    assert decision.manifest.writers == {7: WriterEntry(1, 1)}
 
 
 def test_a_repeated_batch_is_answered_with_its_first_offset_and_not_appended() -> None:
-    control = with_producer(ProducerBatch(0, 4, 40, 0))
+    manifest = with_producer(ProducerBatch(0, 4, 40, 0))
 
-    decision = run(control, Batch(9, 0, 0, 5))
+    decision = run(manifest, Batch(9, 0, 0, 5))
 
     assert decision.verdicts[0] == (Outcome.DUPLICATE, 40)
-    assert decision.control is None
+    assert decision.manifest is None
 
 
 def test_a_batch_repeated_within_one_slice_is_appended_once() -> None:
-    decision = run(Control(), Batch(9, 0, 0, 5), Batch(9, 0, 0, 5), Batch(9, 0, 5, 1))
+    decision = run(Manifest(), Batch(9, 0, 0, 5), Batch(9, 0, 0, 5), Batch(9, 0, 5, 1))
 
     assert outcomes(decision) == [Outcome.APPENDED, Outcome.DUPLICATE, Outcome.APPENDED]
-    assert decision.control is not None
-    assert decision.control.pending[-1].batches == ((0, 100), (200, 100)), "the repeated bytes are skipped"
-    assert decision.control.sequence_counter == 6
+    assert decision.manifest is not None
+    assert decision.manifest.pending[-1].batches == ((0, 100), (200, 100)), "the repeated bytes are skipped"
+    assert decision.manifest.sequence_counter == 6
 
 
 def test_only_the_last_five_batches_are_remembered() -> None:
     batches = tuple(ProducerBatch(n, n, n, 0) for n in range(5))
-    control = with_producer(*batches)
+    manifest = with_producer(*batches)
 
-    decision = run(control, Batch(9, 0, 5, 1))
+    decision = run(manifest, Batch(9, 0, 5, 1))
 
-    assert decision.control is not None
-    assert [batch.first_seq for batch in decision.control.producers[9].batches] == [1, 2, 3, 4, 5]
-    assert outcomes(run(decision.control, Batch(9, 0, 0, 1))) == [Outcome.OUT_OF_ORDER_SEQUENCE]
+    assert decision.manifest is not None
+    assert [batch.first_seq for batch in decision.manifest.producers[9].batches] == [1, 2, 3, 4, 5]
+    assert outcomes(run(decision.manifest, Batch(9, 0, 0, 1))) == [Outcome.OUT_OF_ORDER_SEQUENCE]
 
 
 def test_a_gap_is_out_of_order() -> None:
@@ -92,24 +92,27 @@ def test_what_follows_a_refused_batch_is_refused_too() -> None:
     decision = run(with_producer(ProducerBatch(0, 4, 40, 0)), Batch(9, 0, 6, 1), Batch(9, 0, 7, 1))
 
     assert outcomes(decision) == [Outcome.OUT_OF_ORDER_SEQUENCE] * 2
-    assert decision.control is None
+    assert decision.manifest is None
 
 
 def test_an_unknown_producer_begins_at_zero() -> None:
-    assert outcomes(run(Control(), Batch(9, 3, 0, 1), Batch(9, 3, 1, 1))) == [Outcome.APPENDED] * 2
-    assert outcomes(run(Control(), Batch(9, 3, 77, 1))) == [Outcome.NO_PREDECESSOR]
-    assert outcomes(run(Control(), Batch(9, 3, 1, 1), Batch(9, 3, 0, 1))) == [Outcome.NO_PREDECESSOR, Outcome.APPENDED]
+    assert outcomes(run(Manifest(), Batch(9, 3, 0, 1), Batch(9, 3, 1, 1))) == [Outcome.APPENDED] * 2
+    assert outcomes(run(Manifest(), Batch(9, 3, 77, 1))) == [Outcome.NO_PREDECESSOR]
+    assert outcomes(run(Manifest(), Batch(9, 3, 1, 1), Batch(9, 3, 0, 1))) == [Outcome.NO_PREDECESSOR, Outcome.APPENDED]
 
 
 def test_an_unknown_producer_that_was_waited_for_may_begin_up_to_the_sequence_that_it_was_refused() -> None:
     begin_at = {9: PermittedStart(3, 77)}
 
-    assert outcomes(run(Control(), Batch(9, 3, 77, 1), begin_at=begin_at)) == [Outcome.APPENDED]
-    assert outcomes(run(Control(), Batch(9, 3, 76, 1), Batch(9, 3, 77, 1), begin_at=begin_at)) == [Outcome.APPENDED] * 2
-    assert outcomes(run(Control(), Batch(9, 3, 78, 1), Batch(9, 3, 77, 1), begin_at=begin_at)) == [Outcome.NO_PREDECESSOR, Outcome.APPENDED]
-    assert outcomes(run(Control(), Batch(9, 3, 77, 1), begin_at=begin_at, lost={9: 70})) == [Outcome.OUT_OF_ORDER_SEQUENCE]
+    assert outcomes(run(Manifest(), Batch(9, 3, 77, 1), begin_at=begin_at)) == [Outcome.APPENDED]
+    assert outcomes(run(Manifest(), Batch(9, 3, 76, 1), Batch(9, 3, 77, 1), begin_at=begin_at)) == [Outcome.APPENDED] * 2
+    assert outcomes(run(Manifest(), Batch(9, 3, 78, 1), Batch(9, 3, 77, 1), begin_at=begin_at)) == [
+        Outcome.NO_PREDECESSOR,
+        Outcome.APPENDED,
+    ]
+    assert outcomes(run(Manifest(), Batch(9, 3, 77, 1), begin_at=begin_at, lost={9: 70})) == [Outcome.OUT_OF_ORDER_SEQUENCE]
     for other_epoch in (2, 4):
-        assert outcomes(run(Control(), Batch(9, other_epoch, 77, 1), begin_at=begin_at)) == [Outcome.NO_PREDECESSOR]
+        assert outcomes(run(Manifest(), Batch(9, other_epoch, 77, 1), begin_at=begin_at)) == [Outcome.NO_PREDECESSOR]
 
 
 @pytest.mark.parametrize(
@@ -125,14 +128,14 @@ def test_an_unknown_producer_that_was_waited_for_may_begin_up_to_the_sequence_th
     ],
 )
 def test_a_producer_that_has_expired_goes_on_and_is_unknown_otherwise(batch: Batch, outcome: Outcome) -> None:
-    control = with_producer(ProducerBatch(5, 5, 40, 1_000), epoch=3)
+    manifest = with_producer(ProducerBatch(5, 5, 40, 1_000), epoch=3)
 
-    assert outcomes(run(control, batch, expiration_ms=1_000)) == [outcome]
+    assert outcomes(run(manifest, batch, expiration_ms=1_000)) == [outcome]
 
 
 def test_an_expired_producer_is_forgotten_after_twice_the_time() -> None:
-    control = with_producer(ProducerBatch(5, 5, 40, 1_000), epoch=3)
-    kept, gone = (run(control, Batch(8, 0, 0, 1), expiration_ms=expiration_ms).control for expiration_ms in (2_000, 1_999))
+    manifest = with_producer(ProducerBatch(5, 5, 40, 1_000), epoch=3)
+    kept, gone = (run(manifest, Batch(8, 0, 0, 1), expiration_ms=expiration_ms).manifest for expiration_ms in (2_000, 1_999))
 
     assert kept is not None
     assert gone is not None
@@ -145,80 +148,80 @@ def test_an_older_epoch_is_refused() -> None:
 
 
 def test_a_newer_epoch_must_begin_at_zero_and_forgets_the_old_batches() -> None:
-    control = with_producer(ProducerBatch(0, 4, 40, 0))
+    manifest = with_producer(ProducerBatch(0, 4, 40, 0))
 
-    assert outcomes(run(control, Batch(9, 1, 5, 1))) == [Outcome.OUT_OF_ORDER_SEQUENCE]
-    decision = run(control, Batch(9, 1, 0, 1))
+    assert outcomes(run(manifest, Batch(9, 1, 5, 1))) == [Outcome.OUT_OF_ORDER_SEQUENCE]
+    decision = run(manifest, Batch(9, 1, 0, 1))
     assert outcomes(decision) == [Outcome.APPENDED]
-    assert decision.control is not None
-    assert decision.control.producers[9] == ProducerState(1, (ProducerBatch(0, 0, 100, 5_000),))
+    assert decision.manifest is not None
+    assert decision.manifest.producers[9] == ProducerState(1, (ProducerBatch(0, 0, 100, 5_000),))
 
 
 def test_sequences_wrap_from_the_greatest_int32_to_zero() -> None:
-    control = with_producer(ProducerBatch(SEQUENCE_MAX - 1, SEQUENCE_MAX, 98, 0))
+    manifest = with_producer(ProducerBatch(SEQUENCE_MAX - 1, SEQUENCE_MAX, 98, 0))
 
-    decision = run(control, Batch(9, 0, 0, 3))
+    decision = run(manifest, Batch(9, 0, 0, 3))
 
     assert outcomes(decision) == [Outcome.APPENDED]
     assert advance_sequence(SEQUENCE_MAX, 1) == 0
 
 
 def test_a_batch_whose_sequences_wrap_inside_is_recognised_again() -> None:
-    control = with_producer(ProducerBatch(SEQUENCE_MAX - 3, SEQUENCE_MAX - 2, 0, 0))
-    first = run(control, Batch(9, 0, SEQUENCE_MAX - 1, 4))
-    assert first.control is not None
+    manifest = with_producer(ProducerBatch(SEQUENCE_MAX - 3, SEQUENCE_MAX - 2, 0, 0))
+    first = run(manifest, Batch(9, 0, SEQUENCE_MAX - 1, 4))
+    assert first.manifest is not None
 
-    again = run(first.control, Batch(9, 0, SEQUENCE_MAX - 1, 4))
+    again = run(first.manifest, Batch(9, 0, SEQUENCE_MAX - 1, 4))
 
     assert again.verdicts[0] == (Outcome.DUPLICATE, 100)
-    assert outcomes(run(first.control, Batch(9, 0, 2, 1))) == [Outcome.APPENDED]
+    assert outcomes(run(first.manifest, Batch(9, 0, 2, 1))) == [Outcome.APPENDED]
 
 
 def test_a_fenced_or_deleted_partition_takes_nothing() -> None:
-    assert outcomes(run(Control(log_state=LogState.FENCED), Batch())) == [Outcome.FENCED]
-    assert outcomes(run(Control(log_state=LogState.DELETED), Batch())) == [Outcome.DELETED]
+    assert outcomes(run(Manifest(log_state=LogState.FENCED), Batch())) == [Outcome.FENCED]
+    assert outcomes(run(Manifest(log_state=LogState.DELETED), Batch())) == [Outcome.DELETED]
 
 
 def test_a_full_ring_leaves_as_one_chunk_without_the_new_entry() -> None:
     pending = tuple(Entry(n, n, OBJECT, ((0, 1),), 0, 0) for n in range(DEFAULT_LIMITS.pending_entries_max))
-    control = Control(sequence_counter=DEFAULT_LIMITS.pending_entries_max, pending=pending)
+    manifest = Manifest(sequence_counter=DEFAULT_LIMITS.pending_entries_max, pending=pending)
 
-    decision = run(control, Batch())
+    decision = run(manifest, Batch())
 
     assert decision.chunk is not None
     assert decision.chunk.entries == pending
-    assert decision.control is not None
-    assert [entry.base for entry in decision.control.pending] == [DEFAULT_LIMITS.pending_entries_max]
+    assert decision.manifest is not None
+    assert [entry.base for entry in decision.manifest.pending] == [DEFAULT_LIMITS.pending_entries_max]
 
 
 def test_a_ring_with_room_keeps_its_entries() -> None:
-    decision = run(Control(sequence_counter=1, pending=(Entry(0, 0, OBJECT, ((0, 1),), 0, 0),)), Batch())
+    decision = run(Manifest(sequence_counter=1, pending=(Entry(0, 0, OBJECT, ((0, 1),), 0, 0),)), Batch())
 
     assert decision.chunk is None
-    assert decision.control is not None
-    assert len(decision.control.pending) == 2
+    assert decision.manifest is not None
+    assert len(decision.manifest.pending) == 2
 
 
 def test_only_dead_writers_are_dropped() -> None:
-    control = Control(writers={1: WriterEntry(3, 1), 2: WriterEntry(5, 1)})
+    manifest = Manifest(writers={1: WriterEntry(3, 1), 2: WriterEntry(5, 1)})
 
-    decision = run(control, Batch(), dead_writers={1})
+    decision = run(manifest, Batch(), dead_writers={1})
 
-    assert decision.control is not None
-    assert set(decision.control.writers) == {2, 7}
+    assert decision.manifest is not None
+    assert set(decision.manifest.writers) == {2, 7}
 
 
 def test_the_greatest_timestamp_is_remembered_with_its_batch() -> None:
-    control = Control(sequence_counter=5, max_timestamp=2_000, max_timestamp_offset=3)
+    manifest = Manifest(sequence_counter=5, max_timestamp=2_000, max_timestamp_offset=3)
 
-    later = run(control, Batch(max_timestamp=1_000), Batch(max_timestamp=3_000))
-    earlier = run(control, Batch(max_timestamp=1_000))
+    later = run(manifest, Batch(max_timestamp=1_000), Batch(max_timestamp=3_000))
+    earlier = run(manifest, Batch(max_timestamp=1_000))
 
-    assert later.control is not None
-    assert (later.control.max_timestamp, later.control.max_timestamp_offset) == (3_000, 6)
-    assert earlier.control is not None
-    assert (earlier.control.max_timestamp, earlier.control.max_timestamp_offset) == (2_000, 3)
-    assert earlier.control.pending[-1].running_max_timestamp == 2_000
+    assert later.manifest is not None
+    assert (later.manifest.max_timestamp, later.manifest.max_timestamp_offset) == (3_000, 6)
+    assert earlier.manifest is not None
+    assert (earlier.manifest.max_timestamp, earlier.manifest.max_timestamp_offset) == (2_000, 3)
+    assert earlier.manifest.pending[-1].running_max_timestamp == 2_000
 
 
 class Reference:
@@ -283,28 +286,28 @@ produced = st.builds(
 def test_any_sequence_of_commits_decides_as_kafka_does_but_for_strangers(
     commits: list[list[Batch]], begin_at: dict[int, PermittedStart]
 ) -> None:
-    control, reference = Control(), Reference(begin_at)
+    manifest, reference = Manifest(), Reference(begin_at)
     for batches in commits:
-        decision = run(control, *batches, begin_at=begin_at)
+        decision = run(manifest, *batches, begin_at=begin_at)
         expected = [reference.append(b.producer_id, b.producer_epoch, b.first_seq, b.record_count) for b in batches]
 
         assert [tuple(verdict) for verdict in decision.verdicts] == expected
-        if decision.control is not None:
-            control = decode_control(encode(decision.control), path="test")
-        assert control.sequence_counter == reference.offset
+        if decision.manifest is not None:
+            manifest = decode_manifest(encode(decision.manifest), path="test")
+        assert manifest.sequence_counter == reference.offset
 
 
 @given(commits=st.lists(st.lists(produced, min_size=1, max_size=5), max_size=20))
 def test_every_offset_is_held_by_exactly_one_entry(commits: list[list[Batch]]) -> None:
     """I2: chunks and pending together cover 0 to the end, without gaps."""
-    control = Control()
+    manifest = Manifest()
     entries: list[Entry] = []
     for batches in commits:
-        decision = run(control, *batches)
+        decision = run(manifest, *batches)
         if decision.chunk is not None:
             entries += decision.chunk.entries
-        control = decision.control or control
-    entries += control.pending
+        manifest = decision.manifest or manifest
+    entries += manifest.pending
 
     covered = [offset for entry in entries for offset in range(entry.base, entry.last + 1)]
-    assert covered == list(range(control.sequence_counter))
+    assert covered == list(range(manifest.sequence_counter))

@@ -14,7 +14,7 @@ from storage.objects.memory import MemoryObjectStore
 from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
 
-CONTROL = PartitionKeys(PARTITION).control
+MANIFEST = PartitionKeys(PARTITION).manifest
 
 
 def idempotent(seq: int, pid: int = 5) -> bytearray:
@@ -22,7 +22,7 @@ def idempotent(seq: int, pid: int = 5) -> bytearray:
 
 
 class Deposed:
-    """Answers the next reads of the control record as it was when this was made."""
+    """Answers the next reads of the manifest as it was when this was made."""
 
     def __init__(self, broker: Rig, record: Record | None, *, times: int) -> None:
         self.left = times
@@ -32,14 +32,14 @@ class Deposed:
 
     async def _get_many(self, wanted: Sequence[Key]) -> list[object]:
         found = await self._inner(wanted)
-        if not self.left or CONTROL not in wanted:
+        if not self.left or MANIFEST not in wanted:
             return found
         self.left -= 1
-        return [self._record if key == CONTROL else record for key, record in zip(wanted, found, strict=True)]
+        return [self._record if key == MANIFEST else record for key, record in zip(wanted, found, strict=True)]
 
 
 async def record_of(store: MemoryMetadataStore) -> Record:
-    (record,) = await store.get_many([CONTROL])
+    (record,) = await store.get_many([MANIFEST])
     assert record is not None
     return record
 
@@ -64,7 +64,7 @@ async def test_a_sequence_that_is_out_of_order_is_refused_after_one_write_that_p
 
         assert isinstance(refused, OutOfOrderSequence)
         assert len(broker.metadata.writes) == writes + 1
-        assert (await broker.control()).sequence_counter == 1
+        assert (await broker.manifest()).sequence_counter == 1
         assert await broker.send(idempotent(1)) == [Appended(1, 0)]
         assert len(broker.metadata.writes) == writes + 2, "the proof is this broker's own: the next CAS knows its version"
 
@@ -86,10 +86,10 @@ async def test_an_absence_that_only_a_deposed_leader_saw_is_forgotten() -> None:
         await broker.send(batch_bytes(1))
         log = broker.parts.partitions.get(PARTITION)
         deposed = Deposed(broker, None, times=1)
-        await broker.parts.control_reads.refresh([log])
-        assert log.seen.control is None
+        await broker.parts.manifest_reads.refresh([log])
+        assert log.seen.manifest is None
         assert deposed.left == 0
-        await broker.parts.control_reads.refresh([log])
+        await broker.parts.manifest_reads.refresh([log])
 
         assert log.seen.high_watermark == 1
         assert await broker.send(batch_bytes(1)) == [Appended(1, 0)]

@@ -12,7 +12,7 @@ from runtime.supervision import Nursery
 from storage.cache.blocks import DEFAULT_LIMITS as DEFAULT_CACHE_LIMITS
 from storage.cache.blocks import CacheLimits
 from storage.errors import Unavailable
-from storage.formats.control import Entry
+from storage.formats.manifest import Entry
 from storage.formats.wal import object_key
 from storage.limits import KIB
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
@@ -432,8 +432,8 @@ async def test_a_consumer_in_order_waits_for_no_object_but_its_first(broker: Rig
     async with rig(
         limits=limits, shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK
     ) as other:
-        await other.parts.control_reads.refresh([other.parts.partitions.get(PARTITION)])
-        first = (await other.control()).pending[0].base
+        await other.parts.manifest_reads.refresh([other.parts.partitions.get(PARTITION)])
+        first = (await other.manifest()).pending[0].base
         second = await fetch(other, await fetch(other, first, bytes_max=1), bytes_max=1)
         await until_done(ahead_of(other))
         replace_gets(other, never)
@@ -449,8 +449,8 @@ async def test_what_a_read_brought_that_nobody_waited_for_in_the_end_is_not_left
 ) -> None:
     async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as other:
         log = other.parts.partitions.get(PARTITION)
-        await other.parts.control_reads.refresh([log])
-        pending = (await other.control()).pending
+        await other.parts.manifest_reads.refresh([log])
+        pending = (await other.manifest()).pending
         end = await fetch(other, await fetch(other, pending[0].base, bytes_max=1), bytes_max=1)
         await until_done(ahead_of(other))
         reader = other.parts.reader
@@ -491,8 +491,8 @@ async def test_consumers_that_have_stopped_are_forgotten_by_any_read(broker: Rig
     clock = SteppingClock()
     stores = functools.partial(rig, shared=broker.shared, objects=broker.objects._inner)
     async with stores(epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK, clock=clock) as other:
-        await other.parts.control_reads.refresh([other.parts.partitions.get(PARTITION)])
-        first = (await other.control()).pending[0].base
+        await other.parts.manifest_reads.refresh([other.parts.partitions.get(PARTITION)])
+        first = (await other.manifest()).pending[0].base
         await fetch(other, await fetch(other, first, bytes_max=1), bytes_max=1)
         await until_done(ahead_of(other))
         reader = other.parts.reader
@@ -505,8 +505,8 @@ async def test_consumers_that_have_stopped_are_forgotten_by_any_read(broker: Rig
 
 async def test_what_comes_with_a_read_that_had_to_wait_is_claimed(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as other:
-        await other.parts.control_reads.refresh([other.parts.partitions.get(PARTITION)])
-        pending = (await other.control()).pending
+        await other.parts.manifest_reads.refresh([other.parts.partitions.get(PARTITION)])
+        pending = (await other.manifest()).pending
         end = await fetch(other, await fetch(other, pending[0].base, bytes_max=1), bytes_max=1)
         await until_done(ahead_of(other))
         reader = other.parts.reader
@@ -686,7 +686,7 @@ async def test_entries_of_chunks_that_are_not_read_yet_are_found_out_ahead() -> 
             limits=limits, shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK
         ) as reader:
             log = reader.parts.partitions.get(PARTITION)
-            await reader.parts.control_reads.refresh([log])
+            await reader.parts.manifest_reads.refresh([log])
             known: list[int] = []
             end = await fetch(reader, 0, bytes_max=1)
             while end < 20:
@@ -704,7 +704,7 @@ async def test_an_index_that_cannot_be_read_ahead_is_counted_and_keeps_nobody_fr
         for number in range(40):
             await writer.send(record_batch(bytes([number]) * SLICE))
         async with rig(shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as reader:
-            await reader.parts.control_reads.refresh([reader.parts.partitions.get(PARTITION)])
+            await reader.parts.manifest_reads.refresh([reader.parts.partitions.get(PARTITION)])
             end = await fetch(reader, 0, bytes_max=1)
 
             async def fail(_log: object, _offset: int) -> None:

@@ -1,9 +1,9 @@
-"""Entries gone through as of a control record that is older than the keys: what is gone by now is told, never passed over."""
+"""Entries gone through as of a manifest that is older than the keys: what is gone by now is told, never passed over."""
 
 import pytest
 
 from runtime.clock import SystemClock
-from storage.formats.control import Control
+from storage.formats.manifest import Manifest
 from storage.log.index import EntriesMoved, entry_pages
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
@@ -13,12 +13,12 @@ KEYS = PartitionKeys(PartitionId(TopicId("00000000-0000-4000-8000-000000000001")
 
 
 @pytest.mark.parametrize(
-    "control",
-    [Control(sequence_counter=20, compaction_cursor=10), Control(sequence_counter=20)],
+    "manifest",
+    [Manifest(sequence_counter=20, compaction_cursor=10), Manifest(sequence_counter=20)],
     ids=["below the cursor", "from the cursor on"],
 )
-async def test_entries_whose_keys_are_gone_have_moved(control: Control) -> None:
+async def test_entries_whose_keys_are_gone_have_moved(manifest: Manifest) -> None:
     metadata = MemoryMetadataStore(clock=SystemClock(), shards=1)
     with pytest.raises(EntriesMoved) as moved:
-        [page async for page in entry_pages(metadata, KEYS, control, 3)]
+        [page async for page in entry_pages(metadata, KEYS, manifest, 3)]
     assert moved.value.offset == 3

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from runtime.clock import SystemClock
-from storage.formats.control import Control, encode
+from storage.formats.manifest import Manifest, encode
 from storage.log.batch import Appended
 from storage.log.flush import FlushSettings
 from storage.metadata.keys import PartitionKeys
@@ -50,7 +50,7 @@ async def two_shards() -> tuple[MemoryMetadataStore, list[PartitionId], list[Par
     shared = MemoryMetadataStore(clock=SystemClock(), shards=2)
     partitions = [PartitionId(TOPIC, number) for number in range(40)]
     for partition in partitions:
-        await shared.write([Put(PartitionKeys(partition).control, encode(Control()), ABSENT)])
+        await shared.write([Put(PartitionKeys(partition).manifest, encode(Manifest()), ABSENT)])
     by_shard = [[one for one in partitions if shared.shard_of(PartitionKeys(one).partition_key) == shard] for shard in (0, 1)]
     return shared, by_shard[0], by_shard[1]
 

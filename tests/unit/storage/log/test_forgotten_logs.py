@@ -7,7 +7,7 @@ import pytest
 
 from runtime.telemetry import Telemetry
 from storage.errors import NotFound, StorageError, Unavailable
-from storage.formats.control import Control, LogState, ProducerBatch, ProducerState
+from storage.formats.manifest import LogState, Manifest, ProducerBatch, ProducerState
 from storage.log.batch import Appended
 from storage.log.flush import FlushSettings
 from storage.log.fresh_reads import LogBounds
@@ -29,7 +29,7 @@ def touch_others(broker: Rig, kept_max: int = 4) -> None:
 
 
 async def told_end(broker: Rig) -> int | StorageError:
-    (found,) = await broker.parts.control_reads.read([PARTITION])
+    (found,) = await broker.parts.manifest_reads.read([PARTITION])
     return found.high_watermark if isinstance(found, LogBounds) else found
 
 
@@ -45,7 +45,7 @@ async def test_a_commit_after_its_log_was_forgotten_is_not_taken_for_the_one_bef
         second = await broker.send(batch_bytes(1))
 
         assert second == [Appended(1, 0)]
-        assert (await broker.control()).sequence_counter == 2
+        assert (await broker.manifest()).sequence_counter == 2
         assert await broker.send(batch_bytes(1)) == [Appended(2, 0)]
 
 
@@ -74,8 +74,8 @@ async def test_a_log_whose_batches_are_gathered_is_not_forgotten() -> None:
 def test_the_logs_of_deleted_partitions_are_forgotten_before_others_and_in_time() -> None:
     partitions = Partitions(limits=LogLimits(partitions_kept_max=10))
     gone = [partitions.get(PartitionId(TOPIC, number)) for number in range(3)]
-    gone[0].observe(Control(log_state=LogState.DELETED), 5)
-    gone[1].observe(Control(), 5)
+    gone[0].observe(Manifest(log_state=LogState.DELETED), 5)
+    gone[1].observe(Manifest(), 5)
     gone[1].observe_absent()
     for number in range(100, 1_100):
         partitions.get(PartitionId(TOPIC, number))
@@ -88,7 +88,7 @@ def test_the_logs_of_deleted_partitions_are_forgotten_before_others_and_in_time(
 def test_a_log_that_was_deleted_and_still_has_work_stays() -> None:
     partitions = Partitions(limits=LogLimits(partitions_kept_max=2))
     log = partitions.get(PARTITION)
-    log.observe(Control(log_state=LogState.DELETED), 5)
+    log.observe(Manifest(log_state=LogState.DELETED), 5)
     log.readers.wakers[lambda: None] = None
     for partition in OTHERS:
         partitions.get(partition)
@@ -98,11 +98,11 @@ def test_a_log_that_was_deleted_and_still_has_work_stays() -> None:
 
 def test_a_record_that_a_deposed_leader_had_not_heard_of_comes_back() -> None:
     log = Partitions().get(PARTITION)
-    log.observe(Control(sequence_counter=3), 5)
+    log.observe(Manifest(sequence_counter=3), 5)
     log.observe_absent()
-    log.observe(Control(sequence_counter=2), 4)
-    assert log.seen.control is None, "older than what was seen"
-    log.observe(Control(sequence_counter=3), 5)
+    log.observe(Manifest(sequence_counter=2), 4)
+    assert log.seen.manifest is None, "older than what was seen"
+    log.observe(Manifest(sequence_counter=3), 5)
 
     assert log.seen.high_watermark == 3
 
@@ -166,10 +166,10 @@ async def test_a_trim_of_a_log_that_was_forgotten_does_not_rest_on_an_older_reco
         assert await broker.parts.trimmer.trim(PARTITION, HIGH_WATERMARK) == 1
 
 
-def filled(producers: int = 97) -> Control:
+def filled(producers: int = 97) -> Manifest:
     """A record about as large as there are."""
     states = {pid: ProducerState(0, (ProducerBatch(pid, pid + 1, pid * 10, pid * 100),)) for pid in range(1_000, 1_000 + producers)}
-    return Control(producers=states, sequence_counter=7)
+    return Manifest(producers=states, sequence_counter=7)
 
 
 def test_idle_logs_are_forgotten_when_what_is_known_of_all_takes_too_much_memory() -> None:
@@ -182,7 +182,7 @@ def test_idle_logs_are_forgotten_when_what_is_known_of_all_takes_too_much_memory
     assert 10 < len(partitions) < 40
     assert partitions.size_bytes < 1_100_000 + 320 * 1_000
     forgotten = partitions.get(PartitionId(TOPIC, 0))
-    assert (forgotten.seen.control, forgotten.seen.version) == (None, 5), "what it was told stays"
+    assert (forgotten.seen.manifest, forgotten.seen.version) == (None, 5), "what it was told stays"
     assert telemetry.registry.get_sample_value("forebay_partitions_forgotten_total") == 1_001 - len(partitions)
     assert telemetry.registry.get_sample_value("forebay_partitions_remembered_bytes") == partitions.size_bytes
 
@@ -229,11 +229,11 @@ def test_what_is_heard_by_a_log_that_was_forgotten_meanwhile_does_not_go_back() 
     held = partitions.get(PARTITION)
     for partition in OTHERS:
         partitions.get(partition)
-    held.observe(Control(sequence_counter=9), 8)
+    held.observe(Manifest(sequence_counter=9), 8)
 
     assert partitions.get(PARTITION) is not held
     assert partitions.get(PARTITION).seen.version == 8, "an end of 9 was told"
-    held.observe(Control(sequence_counter=11), 9)
+    held.observe(Manifest(sequence_counter=11), 9)
     assert partitions.get(PARTITION).seen.high_watermark == 11
 
 
@@ -252,7 +252,7 @@ async def test_a_log_that_was_forgotten_is_let_go() -> None:
 def test_what_is_remembered_of_forgotten_logs_has_a_bound() -> None:
     partitions = Partitions(limits=LogLimits(partitions_kept_max=10))
     for number in range(100):
-        partitions.get(PartitionId(TOPIC, number)).observe(Control(), 5)
+        partitions.get(PartitionId(TOPIC, number)).observe(Manifest(), 5)
 
     assert partitions.get(PartitionId(TOPIC, 0)).seen.version == -1
     assert partitions.get(PartitionId(TOPIC, 85)).seen.version == 5

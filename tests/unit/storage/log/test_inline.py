@@ -7,8 +7,8 @@ import pytest
 
 from runtime.clock import SystemClock
 from storage.errors import Corrupt, StorageError, Unavailable
-from storage.formats.control import Entry, inline_bytes
 from storage.formats.levels import LEVEL_OF_INLINE
+from storage.formats.manifest import Entry, inline_bytes
 from storage.log.batch import Appended
 from storage.log.commit import CONFLICT_MEMORY
 from storage.log.flush import CONFLICTS_MAX, CommitBudget, FlushSettings, Gathers, InlineSettings
@@ -53,8 +53,8 @@ async def test_a_small_batch_is_appended_at_once_without_an_object() -> None:
         assert await broker.send(of_size(200)) == [Appended(1, 0)]
 
         assert broker.objects.put_keys == []
-        assert [entry.is_inline for entry in (await broker.control()).pending] == [True, True]
-        assert (await broker.control()).bytes_total == 1_224
+        assert [entry.is_inline for entry in (await broker.manifest()).pending] == [True, True]
+        assert (await broker.manifest()).bytes_total == 1_224
         assert len(await broker.read_all()) == 1_224
         assert (counted(broker, "inline_commits"), counted(broker, "inline_bytes"), reasons(broker)) == (2, 1_224, {})
 
@@ -74,7 +74,7 @@ async def test_a_large_batch_goes_into_an_object_and_what_is_behind_it_does_not_
 
         assert offsets(results) == [0, 1, 2]
         assert len(broker.objects.put_keys) == 1
-        assert [entry.is_inline for entry in (await broker.control()).pending] == [False]
+        assert [entry.is_inline for entry in (await broker.manifest()).pending] == [False]
         assert reasons(broker) == {Gathers.LARGE: 2, Gathers.QUEUED: 1}
 
 
@@ -89,7 +89,7 @@ async def test_a_small_batch_waits_for_the_object_before_it() -> None:
         broker.objects.gate.set()
 
         assert offsets([await first, await second]) == [0, 1]
-        assert [entry.is_inline for entry in (await broker.control()).pending] == [False, True]
+        assert [entry.is_inline for entry in (await broker.manifest()).pending] == [False, True]
 
 
 async def test_what_arrives_while_a_commit_is_under_way_goes_into_the_next_one_as_far_as_it_fits() -> None:
@@ -102,7 +102,7 @@ async def test_what_arrives_while_a_commit_is_under_way_goes_into_the_next_one_a
         await broker.metadata.deliver_late()
 
         assert offsets([await first, *[await one for one in behind]]) == [1, 2, 3, 4, 5]
-        assert [(entry.base, entry.last, entry.is_inline) for entry in (await broker.control()).pending] == [
+        assert [(entry.base, entry.last, entry.is_inline) for entry in (await broker.manifest()).pending] == [
             (0, 0, True),
             (1, 1, True),
             (2, 4, True),
@@ -130,7 +130,7 @@ async def test_what_arrives_behind_as_many_commits_as_may_wait_is_gathered() -> 
 async def test_a_flush_that_time_made_due_and_that_is_small_stores_no_object() -> None:
     no_budget = InlineSettings(bytes_max=1_024, commits_per_s=0.001)
     async with rig(inline=no_budget, flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as broker:
-        await broker.shared.write([Put(keys.PartitionKeys(OTHER).control, b'{"fmt":1}', None)])
+        await broker.shared.write([Put(keys.PartitionKeys(OTHER).manifest, b'{"fmt":1}', None)])
         results = await asyncio.gather(*(broker.send(of_size(300), partition=PartitionId(TOPIC, n % 2)) for n in range(6)))
 
         assert offsets(results) == [0, 0, 1, 1, 2, 2]
@@ -158,7 +158,7 @@ async def test_a_small_flush_of_which_all_was_refused_meanwhile_commits_nothing(
 
 
 async def with_partitions(broker: Rig, count: int) -> None:
-    await broker.shared.write([Put(keys.PartitionKeys(PartitionId(TOPIC, 1 + n)).control, b'{"fmt":1}', None) for n in range(count)])
+    await broker.shared.write([Put(keys.PartitionKeys(PartitionId(TOPIC, 1 + n)).manifest, b'{"fmt":1}', None) for n in range(count)])
 
 
 def sent_to(broker: Rig, partitions: range) -> list["asyncio.Future[list[Appended | StorageError]]"]:
@@ -263,7 +263,7 @@ async def test_commits_that_come_to_nothing_make_room_for_others_that_carry() ->
 async def test_a_flush_with_one_large_slice_is_an_object() -> None:
     no_budget = InlineSettings(bytes_max=1_024, commits_per_s=0.001)
     async with rig(inline=no_budget, flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as broker:
-        await broker.shared.write([Put(keys.PartitionKeys(OTHER).control, b'{"fmt":1}', None)])
+        await broker.shared.write([Put(keys.PartitionKeys(OTHER).manifest, b'{"fmt":1}', None)])
         assert await broker.send(of_size(200)) == [Appended(0, 0)], "one commit is in the budget from the start"
         results = await asyncio.gather(
             *(broker.send(of_size(600)) for _ in range(2)), *(broker.send(of_size(100), partition=OTHER) for _ in range(2))
@@ -278,7 +278,7 @@ async def test_nothing_is_inline_before_every_broker_can_read_it() -> None:
         assert await broker.send(of_size(100)) == [Appended(0, 0)]
 
         assert len(broker.objects.put_keys) == 1
-        assert not inline_bytes((await broker.control()).pending)
+        assert not inline_bytes((await broker.manifest()).pending)
         assert reasons(broker) == {Gathers.OFF: 1}
 
 
@@ -288,10 +288,10 @@ async def test_the_ring_leaves_when_it_has_as_many_bytes_as_it_may() -> None:
         assert fit < DEFAULT_LIMITS.pending_entries_max
         for number in range(fit):
             assert await broker.send(of_size(1_000)) == [Appended(number, 0)]
-        assert len((await broker.control()).pending) == fit
+        assert len((await broker.manifest()).pending) == fit
         assert await broker.send(of_size(1_000)) == [Appended(fit, 0)]
 
-        assert [entry.base for entry in (await broker.control()).pending] == [fit]
+        assert [entry.base for entry in (await broker.manifest()).pending] == [fit]
         assert len(await broker.read_all()) == 1_000 * (fit + 1)
 
 
@@ -314,7 +314,7 @@ async def test_another_broker_reads_inline_batches_without_a_get() -> None:
 async def test_an_inline_batch_is_appended_once_whatever_becomes_of_one_request(fault: str) -> None:
     async with rig(inline=KIB, flush=SLOW) as broker:
         log = broker.parts.partitions.get(PARTITION)
-        broker.metadata.on_seen_first = lambda: broker.parts.control_reads.refresh([log])
+        broker.metadata.on_seen_first = lambda: broker.parts.manifest_reads.refresh([log])
         assert await broker.send(of_size(100, b"a")) == [Appended(0, 0)]
         broker.metadata.faults.append(fault)
         assert await broker.send(of_size(100, b"b")) == [Appended(1, 0)]

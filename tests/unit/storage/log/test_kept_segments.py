@@ -1,4 +1,4 @@
-from storage.formats.control import SegmentEntry
+from storage.formats.manifest import SegmentEntry
 from storage.log.index import KeptSegments
 from storage.log.limits import DEFAULT_LIMITS
 from storage.vocabulary import ObjectId, PartitionId, TopicId

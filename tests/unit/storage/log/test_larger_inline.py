@@ -37,7 +37,7 @@ class Waited(SystemClock):
 
 
 async def carried(broker: Rig) -> list[bool]:
-    return [entry.is_inline for entry in (await broker.control()).pending]
+    return [entry.is_inline for entry in (await broker.manifest()).pending]
 
 
 async def test_a_larger_batch_is_carried_once_in_a_while() -> None:
@@ -66,10 +66,10 @@ async def test_the_largest_leaves_with_the_ring_like_any_other() -> None:
     async with rig(inline=INLINE, flush=AT_ONCE) as broker:
         await broker.send(of_size(1_000))
         await broker.send(of_size(DEFAULT_LIMITS.inline_pending_bytes_max))
-        assert [entry.base for entry in (await broker.control()).pending] == [1]
+        assert [entry.base for entry in (await broker.manifest()).pending] == [1]
         await broker.send(of_size(1_000))
 
-        assert [entry.base for entry in (await broker.control()).pending] == [2]
+        assert [entry.base for entry in (await broker.manifest()).pending] == [2]
         assert len(await broker.read_all()) == DEFAULT_LIMITS.inline_pending_bytes_max + 2_000
 
 
@@ -95,7 +95,7 @@ async def test_a_larger_batch_is_carried_behind_a_commit_that_is_under_way() -> 
         await broker.metadata.deliver_late()
 
         assert offsets([await first, *[await one for one in behind]]) == [1, 2, 3, 4]
-        assert [(entry.base, entry.last) for entry in (await broker.control()).pending] == [(0, 0), (1, 1), (2, 4)]
+        assert [(entry.base, entry.last) for entry in (await broker.manifest()).pending] == [(0, 0), (1, 1), (2, 4)]
         assert broker.objects.put_keys == []
         assert reasons(broker) == {}
 
@@ -110,7 +110,7 @@ async def test_small_batches_behind_a_larger_one_go_with_it_as_far_as_they_fit()
         await broker.metadata.deliver_late()
 
         assert offsets([await first, *[await one for one in behind]]) == [1, 2, 3, 4]
-        assert [(entry.base, entry.last) for entry in (await broker.control()).pending] == [(4, 4)], "the rest in the one behind it"
+        assert [(entry.base, entry.last) for entry in (await broker.manifest()).pending] == [(4, 4)], "the rest in the one behind it"
         assert reasons(broker) == {}
 
 
@@ -125,7 +125,7 @@ async def test_larger_batches_that_wait_go_together_as_far_as_they_fit() -> None
         await broker.metadata.deliver_late()
 
         assert offsets([await first, *[await one for one in behind]]) == [1, 2, 3, 4]
-        assert [(entry.base, entry.last) for entry in (await broker.control()).pending] == [(0, 0), (1, 1), (2, 3), (4, 4)]
+        assert [(entry.base, entry.last) for entry in (await broker.manifest()).pending] == [(0, 0), (1, 1), (2, 3), (4, 4)]
         assert reasons(broker) == {Gathers.LARGE: 1}
 
 
@@ -171,12 +171,12 @@ async def test_larger_commits_have_a_budget_of_their_own() -> None:
         assert counted(broker, "inline_commits") == DEFAULT_LIMITS.larger_commits_kept_max + 1
 
 
-async def test_after_a_control_record_had_no_room_batches_are_gathered_for_a_while() -> None:
+async def test_after_a_manifest_had_no_room_batches_are_gathered_for_a_while() -> None:
     clock = Waited()
-    async with rig(inline=INLINE, flush=AT_ONCE, clock=clock, limits=LogLimits(control_bytes_max=600)) as broker:
+    async with rig(inline=INLINE, flush=AT_ONCE, clock=clock, limits=LogLimits(manifest_bytes_max=600)) as broker:
         await broker.send(of_size(100))
         (refused,) = await broker.send(of_size(1_000))
-        assert "control record is full" in str(refused)
+        assert "manifest is full" in str(refused)
         assert await broker.send(of_size(100)) == [Appended(1, 0)]
         assert reasons(broker) == {Gathers.FULL: 1}
         clock.passed_s += FULL_S
@@ -241,7 +241,7 @@ def longest_s(*, pause_s: float, producers: int = 1, flushes_anyway: bool = Fals
             broker.objects.put_s, broker.metadata.write_s = PUT_S, WRITE_S
             all_of_them = [Producer(broker, clock, pause_s=pause_s, every_s=EVERY_S * producers) for _ in range(producers)]
             if flushes_anyway:
-                await broker.shared.write([Put(keys.PartitionKeys(OTHER).control, b'{"fmt":1}', None)])
+                await broker.shared.write([Put(keys.PartitionKeys(OTHER).manifest, b'{"fmt":1}', None)])
                 group.create_task(keep_flushing(broker))
             since_s = PAUSED_AT_S + pause_s + 3.0
             await asyncio.gather(*[producer.run(since_s + 3.0) for producer in all_of_them])

@@ -95,7 +95,7 @@ async def test_flushes_that_wait_for_a_place_are_answered_in_time_and_never_uplo
         await broker.parts.appender.drain()
         assert await alive(frames) == 0
         assert len(broker.objects.put_keys) == UPLOADS_MAX
-        assert (await broker.control()).sequence_counter == 0
+        assert (await broker.manifest()).sequence_counter == 0
 
 
 async def test_refused_batches_that_are_still_gathered_are_not_stored() -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from storage.errors import NotFound, StorageError, Unavailable
-from storage.formats.control import encode
+from storage.formats.manifest import encode
 from storage.log import writer
 from storage.log.batch import Appended
 from storage.log.limits import LogLimits
@@ -78,10 +78,10 @@ async def test_a_batch_lost_long_ago_is_not_held_against_a_producer_that_was_for
         assert log.producers.lost_since(-100.0) == {5: 1}
         for number in range(1, 8):
             assert await broker.send(numbered(number)) == [Appended(number, 0)]
-        path = keys.PartitionKeys(PARTITION).control
+        path = keys.PartitionKeys(PARTITION).manifest
         (record,) = await broker.shared.get_many([path])
         assert record is not None
-        forgetful = msgspec.structs.replace(await broker.control(), producers={})
+        forgetful = msgspec.structs.replace(await broker.manifest(), producers={})
         await broker.shared.write([Put(path, encode(forgetful), record.version)])
 
         assert isinstance((await broker.send(numbered(8)))[0], Unavailable), "nobody knows it, so it is to wait"
@@ -89,7 +89,7 @@ async def test_a_batch_lost_long_ago_is_not_held_against_a_producer_that_was_for
 
 
 async def test_a_commit_that_may_have_been_applied_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next attempt would be larger than a control record, as strangers may begin by now."""
+    """The next attempt would be larger than a manifest, as strangers may begin by now."""
     strangers = [batch_bytes(first_seq=5, producer_id=pid, producer_epoch=0) for pid in range(5, 13)]
 
     async def begin(broker: Rig) -> "asyncio.Future[list[Appended | StorageError]]":
@@ -106,7 +106,7 @@ async def test_a_commit_that_may_have_been_applied_is_not_cut(monkeypatch: pytes
         put = measured.metadata.late[0][-1]
         assert isinstance(put, Put)
         await measured.metadata.deliver_late()
-    async with rig(limits=LogLimits(control_bytes_max=len(put.value) + 4)) as broker:
+    async with rig(limits=LogLimits(manifest_bytes_max=len(put.value) + 4)) as broker:
         write = broker.metadata.write
 
         async def deliver_first(ops: Sequence[WriteOp]) -> WriteOutcome:
@@ -121,7 +121,7 @@ async def test_a_commit_that_may_have_been_applied_is_not_cut(monkeypatch: pytes
         results = await sent
 
         assert results[0] == Appended(1, 0)
-        assert (await broker.control()).sequence_counter == 2
+        assert (await broker.manifest()).sequence_counter == 2
 
 
 async def test_a_flush_that_waits_for_a_place_holds_nothing_once_it_is_answered() -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from storage.errors import OutcomeUnknown, OutOfOrderSequence, Unavailable
-from storage.formats.control import Control, encode
+from storage.formats.manifest import Manifest, encode
 from storage.log.batch import Appended
 from storage.log.flush import FlushSettings
 from storage.log.limits import LogLimits
@@ -14,7 +14,7 @@ from storage.metadata.port import Put
 from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, rig, until_taken
 
-CONTROL = keys.PartitionKeys(PARTITION).control
+MANIFEST = keys.PartitionKeys(PARTITION).manifest
 
 
 def idempotent(first_seq: int) -> bytearray:
@@ -57,7 +57,7 @@ async def test_what_follows_a_batch_whose_record_may_have_been_dropped_is_refuse
         broker.metadata.reads_fail = True
         second = broker.send(idempotent(1))
         await until(lambda: len(log.lane.commits) == 2)
-        await broker.shared.write([Put(CONTROL, encode(Control()), None)])
+        await broker.shared.write([Put(MANIFEST, encode(Manifest()), None)])
         broker.metadata.reads_fail = False
 
         assert isinstance((await first)[0], OutcomeUnknown)

@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 
-from storage.formats.control import PageRef, encode
+from storage.formats.manifest import PageRef, encode
 from storage.log.batch import Appended
 from storage.log.flush import FlushSettings
 from storage.metadata import keys
@@ -27,10 +27,10 @@ async def test_a_thousand_producers_are_appended_in_as_many_commits_as_they_are_
                 range(round_number * PRODUCERS, (round_number + 1) * PRODUCERS)
             )
             assert len(broker.metadata.writes) - began <= 2
-        control = await broker.control()
+        manifest = await broker.manifest()
 
-        assert len(control.producers) < 100
-        assert 1 <= len(control.pages) <= 12
+        assert len(manifest.producers) < 100
+        assert 1 <= len(manifest.pages) <= 12
 
 
 async def test_producers_that_come_once_and_go_do_not_slow_those_that_stay() -> None:
@@ -52,7 +52,7 @@ async def test_producers_that_come_once_and_go_do_not_slow_those_that_stay() -> 
             results = [result for one in together for result in await one]
             assert all(isinstance(result, Appended) for result in results)
 
-        assert 5 in (await broker.control()).producers, "who appends stays where it is found without a read"
+        assert 5 in (await broker.manifest()).producers, "who appends stays where it is found without a read"
         assert reads <= 3
 
 
@@ -70,7 +70,7 @@ async def test_a_commit_of_more_batches_than_one_takes_is_carried_by_the_next_on
 
 async def test_a_commit_is_cut_when_its_attempt_without_an_answer_can_never_apply() -> None:
     """Another broker gave the partition more pages meanwhile, so that the next attempt would touch too many of them."""
-    path = keys.PartitionKeys(PARTITION).control
+    path = keys.PartitionKeys(PARTITION).manifest
     async with rig(flush=FlushSettings(interval_s=0.0, gather_s=0.02)) as broker:
         assert await broker.send(batch_bytes(1)) == [Appended(0, 0)]
         broker.metadata.faults.append("late")
@@ -79,9 +79,9 @@ async def test_a_commit_is_cut_when_its_attempt_without_an_answer_can_never_appl
         pages = tuple(PageRef(f"0-8-{number}-1-0", 100 * number + 50, 100 * number + 60, 0) for number in range(20))
         (record,) = await broker.shared.get_many([path])
         assert record is not None
-        await broker.shared.write([Put(path, encode(msgspec.structs.replace(await broker.control(), pages=pages)), record.version)])
+        await broker.shared.write([Put(path, encode(msgspec.structs.replace(await broker.manifest(), pages=pages)), record.version)])
 
         async with asyncio.timeout(5):
             assert await sent == [Appended(1 + number, 0) for number in range(20)]
         await broker.metadata.deliver_late()
-        assert (await broker.control()).sequence_counter == 21
+        assert (await broker.manifest()).sequence_counter == 21

@@ -117,38 +117,38 @@ async def test_replaced_pages_and_pages_of_commits_that_lost_are_deleted() -> No
         for broker in (one, other):
             while broker.parts.partitions.get(PARTITION).producers.page_garbage:
                 await broker.send(batch_bytes(1))
-        named = {ref.name for ref in (await one.control()).pages}
+        named = {ref.name for ref in (await one.manifest()).pages}
 
         assert named <= await listed(one)
         assert len(await listed(one)) <= len(named) + 2
 
 
-async def test_a_sweep_removes_what_no_control_record_can_name_any_more_and_nothing_else() -> None:
+async def test_a_sweep_removes_what_no_manifest_can_name_any_more_and_nothing_else() -> None:
     async with rig() as broker:
         await fill(broker, range(12))
         log = broker.parts.partitions.get(PARTITION)
-        named = {ref.name for ref in (await broker.control()).pages}
+        named = {ref.name for ref in (await broker.manifest()).pages}
         old = {f"{log.seen.version - 1}-9-1-1-0", "1-9-1-1-0"}
         possible = {f"{log.seen.version}-9-1-1-0", f"{log.seen.version + 5}-9-1-1-0"}
         await broker.shared.write([Put(KEYS.producer_page(name), b"{}", None) for name in old | possible])
         store = PageStore(metadata=broker.shared, clock=SystemClock(), telemetry=Telemetry())
-        assert log.seen.control is not None
-        await store.sweep(log, log.seen.control, log.seen.version)
+        assert log.seen.manifest is not None
+        await store.sweep(log, log.seen.manifest, log.seen.version)
 
         assert await listed(broker) == named | possible
 
 
-async def test_a_sweep_with_an_old_control_record_deletes_no_page_that_a_newer_one_names() -> None:
+async def test_a_sweep_with_an_old_manifest_deletes_no_page_that_a_newer_one_names() -> None:
     async with rig() as broker:
         await fill(broker, range(6))
         log = broker.parts.partitions.get(PARTITION)
-        control, version = log.seen.control, log.seen.version
-        assert control is not None
+        manifest, version = log.seen.manifest, log.seen.version
+        assert manifest is not None
         await fill(broker, range(6, 20))
         store = PageStore(metadata=broker.shared, clock=SystemClock(), telemetry=Telemetry())
-        await store.sweep(log, control, version)
+        await store.sweep(log, manifest, version)
 
-        assert {ref.name for ref in (await broker.control()).pages} <= await listed(broker)
+        assert {ref.name for ref in (await broker.manifest()).pages} <= await listed(broker)
 
 
 async def test_sweeps_run_by_themselves_at_intervals() -> None:
@@ -184,11 +184,11 @@ async def test_any_mix_of_lost_requests_and_replies_through_two_brokers_appends_
         for (pid, seq), offset in offsets.items():
             if seq >= 1:
                 assert await chance.choice((one, other)).send(idempotent(pid, seq)) == [Appended(offset, 0)]
-        control = await one.control()
+        manifest = await one.manifest()
 
         assert sorted(offsets.values()) == list(range(14 * 6)), "once each, and dense"
-        assert control.sequence_counter == 14 * 6
-        assert control.pages
+        assert manifest.sequence_counter == 14 * 6
+        assert manifest.pages
 
 
 def test_the_name_of_a_page_begins_with_the_version_it_was_prepared_for() -> None:
@@ -215,7 +215,7 @@ async def test_a_page_that_cannot_be_decoded_refuses_who_needs_it_and_nobody_els
 
         other.metadata.get_many = get_many  # type: ignore[method-assign]
         (refused,) = await other.send(idempotent(0, 1))
-        (bounds,) = await other.parts.control_reads.read([PARTITION])
+        (bounds,) = await other.parts.manifest_reads.read([PARTITION])
         assert isinstance(refused, Corrupt)
         assert isinstance(bounds, LogBounds)
         assert [type(result) for result in await other.send(batch_bytes(1))] == [Appended]

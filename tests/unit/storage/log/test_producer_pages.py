@@ -1,4 +1,4 @@
-"""Producer states in pages: whatever leaves the control record and comes back, a decision is what it would be with all of it at hand."""
+"""Producer states in pages: whatever leaves the manifest and comes back, a decision is what it would be with all of it at hand."""
 
 import dataclasses
 import functools
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.formats.control import Control, PageRef, ProducerBatch, ProducerState, decode_control, decode_page, encode
+from storage.formats.manifest import Manifest, PageRef, ProducerBatch, ProducerState, decode_manifest, decode_page, encode
 from storage.limits import METADATA_VALUE_BYTES_MAX, PRODUCER_PAGES_MAX, PRODUCERS_HOT_BYTES_MAX, WRITE_REQUEST_BYTES_MAX
 from storage.log.decide import FORGOTTEN_AFTER, Decision, Outcome, Writer, decide
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
@@ -22,37 +22,37 @@ NOW_MS = 1_700_000_000_000
 
 @dataclass
 class Partition:
-    """A control record and the pages that were ever written, committed to by one broker that caches nothing."""
+    """A manifest and the pages that were ever written, committed to by one broker that caches nothing."""
 
-    control: Control = field(default_factory=Control)
+    manifest: Manifest = field(default_factory=Manifest)
     written: dict[str, dict[int, ProducerState]] = field(default_factory=dict)
     limits: LogLimits = DEFAULT_LIMITS
     commits: int = 0
     now_ms: int = NOW_MS
 
     def commit(self, *claims: Batch) -> Decision:
-        assert fitting(self.control, claims, self.limits) == len(claims)
+        assert fitting(self.manifest, claims, self.limits) == len(claims)
         self.commits += 1
         for place, one in enumerate(claims):
             one.position = place * one.size_bytes
         decision = decide(
-            self.control,
+            self.manifest,
             claims,
             object_id=OBJECT,
             writer=Writer(7, self.commits, 1),
             now_ms=self.now_ms,
             limits=self.limits,
-            pages={name: self.written[name] for name in pages_needed(self.control, claims, self.limits)},
+            pages={name: self.written[name] for name in pages_needed(self.manifest, claims, self.limits)},
             version=self.commits,
         )
-        if decision.control is not None:
+        if decision.manifest is not None:
             for new in decision.pages:
                 value = encode(new.page)
                 assert len(value) <= METADATA_VALUE_BYTES_MAX
                 self.written[new.name] = decode_page(value, path="test")
-            value = encode(decision.control)
-            assert len(value) <= DEFAULT_LIMITS.control_bytes_max
-            self.control = decode_control(value, path="test")
+            value = encode(decision.manifest)
+            assert len(value) <= DEFAULT_LIMITS.manifest_bytes_max
+            self.manifest = decode_manifest(value, path="test")
             self.check()
         return decision
 
@@ -60,7 +60,7 @@ class Partition:
         """In as many commits as it takes."""
         decisions = []
         while claims:
-            count = fitting(self.control, claims, self.limits)
+            count = fitting(self.manifest, claims, self.limits)
             decisions.append(self.commit(*claims[:count]))
             claims = claims[count:]
         return decisions
@@ -68,9 +68,9 @@ class Partition:
     def check(self) -> None:
         """Pages are in the order of ids, do not overlap, exist, and hold what their references say."""
         bound = -1
-        for place, ref in enumerate(self.control.pages):
+        for place, ref in enumerate(self.manifest.pages):
             page = self.written[ref.name]
-            following = self.control.pages[place + 1].first_pid if place + 1 < len(self.control.pages) else 2**63
+            following = self.manifest.pages[place + 1].first_pid if place + 1 < len(self.manifest.pages) else 2**63
             assert bound < ref.first_pid <= min(page)
             assert max(page) == ref.last_pid < following
             assert ref.newest_ms == max(state.batches[-1].at_ms for state in page.values())
@@ -78,7 +78,7 @@ class Partition:
 
     @property
     def remembered(self) -> set[int]:
-        return set(self.control.producers).union(*(self.written[ref.name] for ref in self.control.pages))
+        return set(self.manifest.producers).union(*(self.written[ref.name] for ref in self.manifest.pages))
 
 
 def claim(producer_id: int, first_seq: int, count: int = 1) -> Batch:
@@ -100,7 +100,7 @@ produced = st.builds(
 
 @settings(max_examples=300)
 @given(commits=st.lists(st.lists(produced, min_size=1, max_size=14), max_size=25))
-def test_any_sequence_of_commits_decides_as_if_no_state_ever_left_the_control_record(commits: list[list[Batch]]) -> None:
+def test_any_sequence_of_commits_decides_as_if_no_state_ever_left_the_manifest(commits: list[list[Batch]]) -> None:
     partition, reference = Partition(limits=SMALL), Reference({})
     for claims in commits:
         verdicts = [tuple(verdict) for decision in partition.commit_all(list(claims)) for verdict in decision.verdicts]
@@ -113,8 +113,8 @@ def test_the_examples_above_reach_pages_that_split_and_commits_that_are_carried(
     decisions = partition.commit_all([claim(producer_id, 0) for producer_id in range(40)])
 
     assert len(decisions) > 1
-    assert len(partition.control.pages) > 3
-    assert len(partition.control.producers) <= 2
+    assert len(partition.manifest.pages) > 3
+    assert len(partition.manifest.producers) <= 2
     assert partition.remembered == set(range(40))
     again = partition.commit_all([claim(producer_id, 0) for producer_id in range(40)])
     assert {verdict.outcome for decision in again for verdict in decision.verdicts} == {Outcome.DUPLICATE}
@@ -128,7 +128,7 @@ def test_a_thousand_producers_fit_one_commit_and_one_request() -> None:
         assert {verdict.outcome for verdict in decision.verdicts} == {Outcome.APPENDED}
         assert sum(len(encode(new.page)) for new in decision.pages) < WRITE_REQUEST_BYTES_MAX * 3 // 4
     assert len(partition.remembered) == 1_000
-    assert len(partition.control.pages) <= 10
+    assert len(partition.manifest.pages) <= 10
 
 
 def test_a_commit_touches_few_pages_and_carries_the_rest() -> None:
@@ -138,7 +138,7 @@ def test_a_commit_touches_few_pages_and_carries_the_rest() -> None:
     for sequence in range(1, 5):
         for begin in range(0, 4_000, 500):
             partition.commit_all([claim(producer_id, sequence) for producer_id in range(begin, begin + 500)])
-    assert len(partition.control.pages) > 2 * DEFAULT_LIMITS.producer_pages_written_max
+    assert len(partition.manifest.pages) > 2 * DEFAULT_LIMITS.producer_pages_written_max
 
     scattered = [claim(producer_id, 5) for producer_id in range(0, 4_000, 4)]
     decisions = partition.commit_all(scattered)
@@ -151,15 +151,15 @@ def test_a_commit_touches_few_pages_and_carries_the_rest() -> None:
 def test_more_producers_than_one_commit_takes_are_carried() -> None:
     claims = [claim(producer_id, 0) for producer_id in range(DEFAULT_LIMITS.producers_per_commit_max + 10)]
 
-    assert fitting(Control(), claims, DEFAULT_LIMITS) == DEFAULT_LIMITS.producers_per_commit_max
-    assert fitting(Control(), [dataclasses.replace(one, producer_id=-1) for one in claims], DEFAULT_LIMITS) == len(claims)
+    assert fitting(Manifest(), claims, DEFAULT_LIMITS) == DEFAULT_LIMITS.producers_per_commit_max
+    assert fitting(Manifest(), [dataclasses.replace(one, producer_id=-1) for one in claims], DEFAULT_LIMITS) == len(claims)
 
 
 def test_a_hot_state_wins_over_the_one_that_its_page_still_has() -> None:
     page = {5: ProducerState(0, (ProducerBatch(0, 0, 10, NOW_MS),))}
     hot = {5: ProducerState(0, (ProducerBatch(0, 0, 10, NOW_MS), ProducerBatch(1, 1, 20, NOW_MS)))}
-    control = Control(sequence_counter=30, producers=hot, pages=(PageRef("1-7-1-1-0", 5, 5, NOW_MS),))
-    partition = Partition(control, {"1-7-1-1-0": page})
+    manifest = Manifest(sequence_counter=30, producers=hot, pages=(PageRef("1-7-1-1-0", 5, 5, NOW_MS),))
+    partition = Partition(manifest, {"1-7-1-1-0": page})
 
     assert partition.commit(claim(5, 1)).verdicts[0] == (Outcome.DUPLICATE, 20)
     assert partition.commit(claim(5, 2)).verdicts[0] == (Outcome.APPENDED, 30)
@@ -169,11 +169,11 @@ def test_a_producer_beyond_the_greatest_id_of_its_page_is_unknown_without_a_read
     partition = Partition(limits=SMALL)
     for producer_id in range(4):
         partition.commit(claim(producer_id, 0))
-    hot = next(iter(partition.control.producers))
-    alone = dataclasses.replace(partition, control=Control(pages=partition.control.pages))
+    hot = next(iter(partition.manifest.producers))
+    alone = dataclasses.replace(partition, manifest=Manifest(pages=partition.manifest.pages))
 
-    assert pages_needed(alone.control, [claim(1_000, 0)], SMALL) == []
-    assert pages_needed(alone.control, [claim(0, 0)], SMALL) != []
+    assert pages_needed(alone.manifest, [claim(1_000, 0)], SMALL) == []
+    assert pages_needed(alone.manifest, [claim(0, 0)], SMALL) != []
     assert hot >= 0
 
 
@@ -188,7 +188,7 @@ def test_producers_that_appended_nothing_for_two_days_are_forgotten_hot_or_not()
     partition.commit(claim(500, 1))
 
     assert partition.remembered == {500}
-    assert partition.control.pages == ()
+    assert partition.manifest.pages == ()
 
 
 def test_an_expired_state_does_not_come_back_from_a_page_when_the_hot_one_has_gone() -> None:
@@ -219,12 +219,12 @@ def test_an_expired_state_that_a_page_has_an_older_copy_of_leaves_only_by_way_of
     older = ProducerState(0, (ProducerBatch(0, 0, 10, NOW_MS),))
     newer = ProducerState(0, (ProducerBatch(0, 0, 10, NOW_MS), ProducerBatch(1, 1, 20, NOW_MS + 500)))
     other = ProducerState(0, (ProducerBatch(0, 0, 30, NOW_MS + 1_000),))
-    control = Control(sequence_counter=40, producers={5: newer, 60: newer}, pages=(PageRef("1-7-1-1-0", 5, 6, NOW_MS + 1_000),))
-    partition = Partition(control, {"1-7-1-1-0": {5: older, 6: other}}, now_ms=NOW_MS + FORGOTTEN_AFTER * DAY_MS + 501)
+    manifest = Manifest(sequence_counter=40, producers={5: newer, 60: newer}, pages=(PageRef("1-7-1-1-0", 5, 6, NOW_MS + 1_000),))
+    partition = Partition(manifest, {"1-7-1-1-0": {5: older, 6: other}}, now_ms=NOW_MS + FORGOTTEN_AFTER * DAY_MS + 501)
     partition.commit(claim(900, 0))
 
-    assert set(partition.control.producers) == {5, 900}, "60 is in no page"
-    assert partition.control.producers[5] == newer
+    assert set(partition.manifest.producers) == {5, 900}, "60 is in no page"
+    assert partition.manifest.producers[5] == newer
 
 
 def test_a_partition_that_is_full_forgets_the_oldest_page_when_that_is_old_and_refuses_strangers_when_it_is_not() -> None:
@@ -233,8 +233,8 @@ def test_a_partition_that_is_full_forgets_the_oldest_page_when_that_is_old_and_r
     for place in range(PRODUCER_PAGES_MAX):
         pages[f"1-7-1-1-{place}"] = {place * 10: state((ProducerBatch(0, 0, place, NOW_MS + place),))}
         refs.append(PageRef(f"1-7-1-1-{place}", place * 10, place * 10, NOW_MS + place))
-    lately = Partition(Control(pages=tuple(refs)), pages, now_ms=NOW_MS + 1_000)
-    later = Partition(Control(pages=tuple(refs)), dict(pages), now_ms=NOW_MS + 3_600_000)
+    lately = Partition(Manifest(pages=tuple(refs)), pages, now_ms=NOW_MS + 1_000)
+    later = Partition(Manifest(pages=tuple(refs)), dict(pages), now_ms=NOW_MS + 3_600_000)
 
     assert lately.commit(claim(5, 0)).verdicts[0].outcome is Outcome.NO_ROOM
     assert lately.commit(claim(10, 1)).verdicts[0].outcome is Outcome.APPENDED, "who is known goes on"
@@ -246,4 +246,4 @@ def test_what_is_hot_stays_within_its_bytes() -> None:
     for sequence in range(8):
         for begin in range(0, 60, 20):
             partition.commit(*[claim(producer_id, sequence) for producer_id in range(begin, begin + 20)])
-            assert len(encode(Control(producers=partition.control.producers))) < PRODUCERS_HOT_BYTES_MAX
+            assert len(encode(Manifest(producers=partition.manifest.producers))) < PRODUCERS_HOT_BYTES_MAX

@@ -1,4 +1,4 @@
-"""Proofs that a control record is the newest, shared by those who ask for one."""
+"""Proofs that a manifest is the newest, shared by those who ask for one."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ import pytest
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from storage.errors import Unavailable
-from storage.formats.control import Control
+from storage.formats.manifest import Manifest
 from storage.log.fresh_reads import Proofs
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog
@@ -68,7 +68,7 @@ async def nothing_new(_logs: Iterable[PartitionLog]) -> None:
 
 def log_of(number: int) -> PartitionLog:
     log = PartitionLog(PARTITION._replace(partition=number))
-    log.observe(Control(), 1)
+    log.observe(Manifest(), 1)
     return log
 
 

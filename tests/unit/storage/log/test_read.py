@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from compactor.plan import CompactionPolicy
 from runtime.clock import SystemClock
 from storage.errors import Corrupt, EndsEarly, NotFound, OffsetOutOfRange, StorageError, Unavailable
-from storage.formats.control import Control, encode
+from storage.formats.manifest import Manifest, encode
 from storage.formats.wal import object_key
 from storage.log.flush import FlushSettings
 from storage.log.index import check_range
@@ -70,7 +70,7 @@ async def test_a_batch_larger_than_the_window_is_read_whole() -> None:
 async def test_a_damaged_batch_is_corrupt_never_skipped() -> None:
     async with rig() as broker:
         await broker.send(batch_bytes(1, payload=b"precious"))
-        (entry,) = (await broker.control()).pending
+        (entry,) = (await broker.manifest()).pending
         key = object_key(entry.object_id)
         stored = bytearray(await broker.objects.get_range(key, 0, entry.batches[0][0] + entry.batches[0][1]))  # type: ignore[operator]
         stored[-1] ^= 1
@@ -84,7 +84,7 @@ async def test_a_damaged_batch_is_corrupt_never_skipped() -> None:
 async def test_a_missing_object_of_a_live_entry_is_corrupt() -> None:
     async with rig() as broker:
         await broker.send(batch_bytes(1))
-        (entry,) = (await broker.control()).pending
+        (entry,) = (await broker.manifest()).pending
         await broker.objects.delete_many([object_key(entry.object_id)])  # type: ignore[operator]
 
         with pytest.raises(Corrupt, match="object of a live entry is missing"):
@@ -95,10 +95,10 @@ async def test_a_missing_object_below_a_new_log_start_is_out_of_range() -> None:
     async with rig() as broker:
         await broker.send(batch_bytes(1))
         await broker.send(batch_bytes(1))
-        control = await broker.control()
-        await broker.objects.delete_many([object_key(control.pending[0].object_id)])  # type: ignore[operator]
-        moved = Control(sequence_counter=2, log_start=1, pending=control.pending)
-        await broker.shared.write([Put(keys.PartitionKeys(PARTITION).control, encode(moved), None)])
+        manifest = await broker.manifest()
+        await broker.objects.delete_many([object_key(manifest.pending[0].object_id)])  # type: ignore[operator]
+        moved = Manifest(sequence_counter=2, log_start=1, pending=manifest.pending)
+        await broker.shared.write([Put(keys.PartitionKeys(PARTITION).manifest, encode(moved), None)])
 
         with pytest.raises(OffsetOutOfRange) as caught:
             await broker.parts.reader.stored(broker.parts.partitions.get(PARTITION), 0, bytes_max=100)
@@ -108,22 +108,22 @@ async def test_a_missing_object_below_a_new_log_start_is_out_of_range() -> None:
 @pytest.mark.parametrize("cursor", [0, 4])
 async def test_a_committed_offset_that_neither_entry_nor_segment_covers_is_corrupt(cursor: int) -> None:
     async with rig() as broker:
-        control = Control(sequence_counter=5, compaction_cursor=cursor)
-        await broker.shared.write([Put(keys.PartitionKeys(PARTITION).control, encode(control), None)])
+        manifest = Manifest(sequence_counter=5, compaction_cursor=cursor)
+        await broker.shared.write([Put(keys.PartitionKeys(PARTITION).manifest, encode(manifest), None)])
         log = broker.parts.partitions.get(PARTITION)
-        await broker.parts.control_reads.refresh([log])
+        await broker.parts.manifest_reads.refresh([log])
 
         with pytest.raises(Corrupt, match="no entry covers"):
             await broker.parts.reader.stored(log, 3, bytes_max=100)
 
 
-async def test_an_undecodable_control_record_concerns_its_own_partition_only() -> None:
+async def test_an_undecodable_manifest_concerns_its_own_partition_only() -> None:
     async with rig() as broker:
         await broker.send(batch_bytes(1))
         other = PARTITION._replace(partition=1)
-        await broker.shared.write([Put(keys.PartitionKeys(other).control, b"{nonsense", None)])
+        await broker.shared.write([Put(keys.PartitionKeys(other).manifest, b"{nonsense", None)])
 
-        (good, bad) = await broker.parts.control_reads.read([PARTITION, other])
+        (good, bad) = await broker.parts.manifest_reads.read([PARTITION, other])
         assert not isinstance(good, Exception)
         assert isinstance(bad, Corrupt)
         (refused,) = await broker.send(batch_bytes(1), partition=other)
@@ -135,7 +135,7 @@ async def test_metadata_that_cannot_be_read_is_unavailable() -> None:
         broker.metadata.reads_fail = True
 
         with pytest.raises(Unavailable):
-            await broker.parts.control_reads.refresh([broker.parts.partitions.get(PARTITION)])
+            await broker.parts.manifest_reads.refresh([broker.parts.partitions.get(PARTITION)])
 
 
 async def test_a_record_that_is_older_than_what_is_known_is_ignored() -> None:
@@ -143,7 +143,7 @@ async def test_a_record_that_is_older_than_what_is_known_is_ignored() -> None:
     async with rig() as broker:
         await broker.send(batch_bytes(3))
         log = broker.parts.partitions.get(PARTITION)
-        log.observe(Control(), log.seen.version - 1)
+        log.observe(Manifest(), log.seen.version - 1)
 
         assert log.seen.high_watermark == 3
         check_range(log, 3)
@@ -312,7 +312,7 @@ async def test_a_batch_larger_than_what_may_be_sent_is_neither_copied_nor_checke
         assert scene.counted("forebay_corrupt_reads_total", cause="corrupt") == 0
 
 
-async def test_a_record_is_located_in_the_control_record_then_in_a_chunk_of_the_index_then_in_a_segment() -> None:
+async def test_a_record_is_located_in_the_manifest_then_in_a_chunk_of_the_index_then_in_a_segment() -> None:
     policy = CompactionPolicy(entries_due=1)
     async with rig() as broker, compacting(broker.shared, broker.objects, policy=policy) as compaction:
         log = broker.parts.partitions.get(PARTITION)
@@ -320,7 +320,7 @@ async def test_a_record_is_located_in_the_control_record_then_in_a_chunk_of_the_
             await broker.send(batch_bytes(1))
         newest = await broker.parts.index.locate(log, 3 * DEFAULT_LIMITS.pending_entries_max - 1)
         oldest = await broker.parts.index.locate(log, 0)
-        assert newest.index_key == log.keys.control.path
+        assert newest.index_key == log.keys.manifest.path
         assert oldest.index_key.startswith(log.keys.index_prefix)
         for place in (newest, oldest):
             assert place.object_key is not None

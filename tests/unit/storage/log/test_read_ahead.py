@@ -14,7 +14,7 @@ from runtime.telemetry import Telemetry
 from storage.cache.blocks import DEFAULT_LIMITS as DEFAULT_CACHE_LIMITS
 from storage.cache.blocks import BlockCache, CacheLimits
 from storage.errors import Unavailable
-from storage.formats.control import SegmentEntry
+from storage.formats.manifest import SegmentEntry
 from storage.formats.segment import segment_key
 from storage.limits import MIB
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
@@ -47,7 +47,7 @@ async def broker() -> AsyncIterator[Rig]:
 async def with_history(broker: Rig, *, batches: int = BATCHES) -> SegmentEntry:
     segment = await put_segment(broker, IDS[0], [batch(offset, size=150) for offset in range(batches)], base=0, last=batches - 1)
     await set_segments(broker, segment)
-    await broker.parts.control_reads.refresh([broker.parts.partitions.get(PARTITION)])
+    await broker.parts.manifest_reads.refresh([broker.parts.partitions.get(PARTITION)])
     return segment
 
 
@@ -338,7 +338,7 @@ async def test_entries_that_have_left_the_ring_are_history() -> None:
     async with rig() as writer, rig(shared=writer.shared, objects=writer.objects._inner, epoch=8) as reader:
         for number in range(40):
             await writer.send(record_batch(b"%d" % number))
-        pending = (await writer.control()).pending
+        pending = (await writer.manifest()).pending
         assert 0 < len(pending) < 40
         order = reader.parts.reader._blocks._order
         await reader.read_all_from(pending[0].base)

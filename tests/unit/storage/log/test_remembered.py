@@ -10,7 +10,7 @@ from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.errors import Corrupt, Unavailable
-from storage.formats.control import Control, Entry, IndexChunk, encode
+from storage.formats.manifest import Entry, IndexChunk, Manifest, encode
 from storage.limits import COMMIT_BATCHES_MAX
 from storage.log import producer_pages
 from storage.log.batch import Appended
@@ -136,7 +136,7 @@ async def test_pages_of_producers_that_were_dropped_from_memory_are_read_again()
             assert await broker.send(batch_bytes(producer_id=producer_id, producer_epoch=0, first_seq=0)) == [Appended(producer_id, 0)]
         pages = broker.parts.appender._committer._pages
 
-        assert len((await broker.control()).pages) > 4
+        assert len((await broker.manifest()).pages) > 4
         assert len(pages._cached) == 2
         for producer_id in range(60):
             again = await broker.send(batch_bytes(producer_id=producer_id, producer_epoch=0, first_seq=0))
@@ -174,7 +174,7 @@ async def test_logs_whose_times_were_forgotten_are_gone_through_again() -> None:
     partitions = [PartitionId(TOPIC, number) for number in range(4)]
     async with rig(limits=LogLimits(logs_timed_max=2)) as broker:
         for number, one in enumerate(partitions):
-            await broker.shared.write([Put(keys.PartitionKeys(one).control, encode(Control()), ABSENT)])
+            await broker.shared.write([Put(keys.PartitionKeys(one).manifest, encode(Manifest()), ABSENT)])
             for time in (9_000, 5, 100 + number, 7):
                 await broker.send(timed(time), partition=one)
             await broker.parts.trimmer.trim(one, 1)
@@ -226,4 +226,4 @@ def test_a_commit_takes_so_many_batches_and_the_rest_waits_for_the_next() -> Non
     class Plain:
         producer_id = -1
 
-    assert producer_pages.fitting(Control(), [Plain()] * (COMMIT_BATCHES_MAX + 1), DEFAULT_LIMITS) == COMMIT_BATCHES_MAX
+    assert producer_pages.fitting(Manifest(), [Plain()] * (COMMIT_BATCHES_MAX + 1), DEFAULT_LIMITS) == COMMIT_BATCHES_MAX

@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 import pytest
 
 from storage.errors import OutcomeUnknown, StorageError
-from storage.formats.control import Control, WriterEntry, encode
+from storage.formats.manifest import Manifest, WriterEntry, encode
 from storage.log.batch import Appended
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Applied, Put
@@ -32,10 +32,10 @@ async def sent_before_the_epoch_was_renewed(broker: Rig, fault: str) -> Awaitabl
 
 async def drop_writers(broker: Rig) -> None:
     """As another broker does that finds the old epoch no longer registered."""
-    control = await broker.control()
-    fields = {name: getattr(control, name) for name in control.__struct_fields__}
-    dropped = Control(**(fields | {"writers": {8: WriterEntry(1, 1)}}))
-    outcome = await broker.shared.write([Put(PartitionKeys(PARTITION).control, encode(dropped), None)])
+    manifest = await broker.manifest()
+    fields = {name: getattr(manifest, name) for name in manifest.__struct_fields__}
+    dropped = Manifest(**(fields | {"writers": {8: WriterEntry(1, 1)}}))
+    outcome = await broker.shared.write([Put(PartitionKeys(PARTITION).manifest, encode(dropped), None)])
     assert isinstance(outcome, Applied)
 
 
@@ -45,13 +45,13 @@ async def test_an_unknown_commit_of_the_old_epoch_is_settled_under_it_and_the_ne
         sent = await sent_before_the_epoch_was_renewed(broker, fault)
         broker.metadata.reads_fail = False
         settled = await sent
-        writers = (await broker.control()).writers
+        writers = (await broker.manifest()).writers
         following = await broker.send(batch_bytes(1))
 
         assert settled == [Appended(1, 0)]
         assert set(writers) == {OLD}, "not taken over by the new epoch: its entry is what tells whether it applied"
         assert following == [Appended(2, 0)]
-        assert (await broker.control()).writers[NEW].commit_seq == 3
+        assert (await broker.manifest()).writers[NEW].commit_seq == 3
 
 
 async def test_a_late_request_of_the_old_epoch_counts_once() -> None:
@@ -61,7 +61,7 @@ async def test_a_late_request_of_the_old_epoch_counts_once() -> None:
         broker.metadata.reads_fail = False
 
         assert await sent == [Appended(1, 0)]
-        assert (await broker.control()).sequence_counter == 2
+        assert (await broker.manifest()).sequence_counter == 2
 
 
 @pytest.mark.parametrize("fault", ["reply lost", "request lost"])
@@ -73,14 +73,14 @@ async def test_once_the_entry_of_the_old_epoch_was_dropped_nobody_can_tell_and_n
         (settled,) = await sent
 
         assert isinstance(settled, OutcomeUnknown)
-        assert (await broker.control()).sequence_counter == (2 if fault == "reply lost" else 1)
+        assert (await broker.manifest()).sequence_counter == (2 if fault == "reply lost" else 1)
         assert len(broker.metadata.writes) == 2
 
 
 async def test_the_registration_that_exists_does_not_vouch_for_the_epoch_before_it() -> None:
     """The broker has registered again and does not know yet: the entry of its first commit was dropped for the epoch that is gone."""
     async with rig(epoch=OLD) as broker:
-        await broker.parts.control_reads.refresh([broker.parts.partitions.get(PARTITION)])
+        await broker.parts.manifest_reads.refresh([broker.parts.partitions.get(PARTITION)])
         broker.metadata.faults.append("reply lost")
         broker.metadata.reads_fail = True
         sent = broker.send(batch_bytes(1))
@@ -92,7 +92,7 @@ async def test_the_registration_that_exists_does_not_vouch_for_the_epoch_before_
         (settled,) = await sent
 
         assert isinstance(settled, OutcomeUnknown)
-        assert (await broker.control()).sequence_counter == 1
+        assert (await broker.manifest()).sequence_counter == 1
         assert len(broker.metadata.writes) == 1
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.formats.control import Control, Entry, IndexChunk, decode_chunk
+from storage.formats.manifest import Entry, IndexChunk, Manifest, decode_chunk
 from storage.log.commit import put_chunk
 from storage.log.decide import drained
 from storage.metadata.keys import PartitionKeys
@@ -18,7 +18,7 @@ def entries(count: int) -> tuple[Entry, ...]:
 
 
 def test_a_chunk_has_all_that_is_pending_and_lies_under_its_last_offset_if_that_is_free() -> None:
-    chunk = drained(Control(pending=entries(3), sequence_counter=6, compaction_cursor=2))
+    chunk = drained(Manifest(pending=entries(3), sequence_counter=6, compaction_cursor=2))
     put = put_chunk(KEYS, chunk)
 
     assert chunk == IndexChunk(entries=entries(3))
@@ -28,7 +28,7 @@ def test_a_chunk_has_all_that_is_pending_and_lies_under_its_last_offset_if_that_
 
 def test_the_lowest_chunk_at_or_above_an_offset_holds_it_whichever_chunks_of_a_ring_there_are() -> None:
     last = 5
-    chunks = {2 * count - 1: drained(Control(pending=entries(count), sequence_counter=2 * count)) for count in range(1, last + 1)}
+    chunks = {2 * count - 1: drained(Manifest(pending=entries(count), sequence_counter=2 * count)) for count in range(1, last + 1)}
     for chosen in range(1 << (last - 1)):
         # The one of the CAS that emptied the ring is there in any case.
         there = [end for place, end in enumerate(chunks) if end == 2 * last - 1 or chosen >> place & 1]
@@ -39,4 +39,4 @@ def test_the_lowest_chunk_at_or_above_an_offset_holds_it_whichever_chunks_of_a_r
 
 def test_an_empty_ring_leaves_no_chunk() -> None:
     with pytest.raises(AssertionError):
-        drained(Control())
+        drained(Manifest())

@@ -8,7 +8,7 @@ import pytest
 from runtime.clock import SystemClock
 from runtime.ulid import encode_ulid
 from storage.errors import OutcomeUnknown
-from storage.formats.control import Control, encode
+from storage.formats.manifest import Manifest, encode
 from storage.formats.wal import object_key
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
@@ -60,7 +60,7 @@ async def test_what_one_broker_commits_another_of_the_machine_reads_without_a_ge
     ):
         await one.send(batch_bytes(2, payload=b"a" * 300), batch_bytes(1, payload=b"b" * 300))
         await until_put(tmp_path)
-        (entry,) = (await one.control()).pending
+        (entry,) = (await one.manifest()).pending
         key = object_key(entry.object_id)
         [name] = names(tmp_path)
         size_bytes = int(name.rpartition("-")[2])
@@ -105,9 +105,9 @@ async def test_what_has_no_known_outcome_is_not_kept(tmp_path: Path, shared: Mem
 async def test_an_object_that_was_stored_again_under_another_name_is_not_kept(tmp_path: Path, shared: MemoryMetadataStore) -> None:
     async with rig(shared=shared, cache_dir=tmp_path) as broker:
         floor = encode_ulid(4_102_444_800_000 << 80)
-        (record,) = await shared.get_many([keys.PartitionKeys(PARTITION).control])
+        (record,) = await shared.get_many([keys.PartitionKeys(PARTITION).manifest])
         assert record is not None
-        await shared.write([Put(keys.PartitionKeys(PARTITION).control, encode(Control(revoked_floor=floor)), record.version)])
+        await shared.write([Put(keys.PartitionKeys(PARTITION).manifest, encode(Manifest(revoked_floor=floor)), record.version)])
         await broker.send(batch_bytes(1, payload=b"x" * 300))
         await asyncio.sleep(0.05)
         assert len(broker.objects.put_keys) == 2

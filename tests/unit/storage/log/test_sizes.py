@@ -4,20 +4,20 @@ import tracemalloc
 
 import pytest
 
-from storage.formats.control import (
-    CONTROL_BYTES,
+from storage.formats.manifest import (
     ENTRY_BYTES,
+    MANIFEST_BYTES,
     SPAN_BYTES,
-    Control,
     Entry,
     IndexChunk,
+    Manifest,
     PageRef,
     ProducerBatch,
     ProducerState,
     WriterEntry,
-    control_bytes,
-    decode_control,
+    decode_manifest,
     encode,
+    manifest_bytes,
 )
 from storage.log.index import KeptChunks
 from storage.log.partition import COUNTED_EVERY, FEW, LOG_BYTES, Partitions
@@ -27,9 +27,9 @@ from tests.kit.collector import no_collector
 COUNT = 200
 
 
-def record(*, entries: int = 0, spans: int = 1, producers: int = 0, batches: int = 1, writers: int = 1, pages: int = 0) -> Control:
+def record(*, entries: int = 0, spans: int = 1, producers: int = 0, batches: int = 1, writers: int = 1, pages: int = 0) -> Manifest:
     at_ms = 1_700_000_000_000
-    return Control(
+    return Manifest(
         sequence_counter=100_000,
         pending=tuple(
             Entry(10_000 + n, 10_009 + n, f"{n:026d}", tuple((100_000 + n + s, 1_000 + s) for s in range(spans)), at_ms + n, at_ms + n)
@@ -59,17 +59,17 @@ RECORDS = [
 ]
 
 
-@pytest.mark.parametrize("control", RECORDS, ids=range(len(RECORDS)))
-def test_a_control_record_takes_about_the_memory_that_is_counted_for_it(control: Control) -> None:
-    value = encode(control)
+@pytest.mark.parametrize("manifest", RECORDS, ids=range(len(RECORDS)))
+def test_a_manifest_takes_about_the_memory_that_is_counted_for_it(manifest: Manifest) -> None:
+    value = encode(manifest)
     with no_collector():
         tracemalloc.start()
-        kept = [decode_control(value, path="p") for _ in range(COUNT)]
+        kept = [decode_manifest(value, path="p") for _ in range(COUNT)]
         taken_bytes = tracemalloc.get_traced_memory()[0] / COUNT
         tracemalloc.stop()
 
     assert len(kept) == COUNT
-    assert taken_bytes * 3 / 4 <= control_bytes(control) <= taken_bytes * 3 / 2
+    assert taken_bytes * 3 / 4 <= manifest_bytes(manifest) <= taken_bytes * 3 / 2
 
 
 def test_a_log_that_knows_nothing_takes_no_more_than_is_counted_for_it() -> None:
@@ -92,26 +92,26 @@ def test_a_chunk_counts_its_entries_and_what_finds_it() -> None:
     assert 6 * 1_024 < kept.size_bytes < 9 * 1_024
 
 
-def counted_after(*records: Control) -> int:
+def counted_after(*records: Manifest) -> int:
     partitions = Partitions()
     log = partitions.get(PartitionId(TopicId("t"), 0))
-    for version, control in enumerate(records):
-        log.advance(control, version)
+    for version, manifest in enumerate(records):
+        log.advance(manifest, version)
     return partitions.size_bytes - LOG_BYTES
 
 
 def test_a_record_that_grows_by_entries_is_counted_but_for_the_last_three() -> None:
     records = [record(entries=entries, spans=FEW, producers=FEW) for entries in range(1, 17)]
     for entries in range(1, 17):
-        behind_bytes = control_bytes(records[entries - 1]) - counted_after(*records[:entries])
+        behind_bytes = manifest_bytes(records[entries - 1]) - counted_after(*records[:entries])
         assert 0 <= behind_bytes <= (COUNTED_EVERY - 1) * (ENTRY_BYTES + FEW * SPAN_BYTES)
         assert (behind_bytes == 0) == (entries % COUNTED_EVERY == 1)
 
 
 @pytest.mark.parametrize("grown", [record(entries=2, producers=FEW + 1), record(entries=2, spans=FEW + 1)], ids=["producers", "spans"])
-def test_a_record_that_can_grow_much_is_counted_at_every_commit(grown: Control) -> None:
-    assert counted_after(record(entries=1), grown) == control_bytes(grown)
+def test_a_record_that_can_grow_much_is_counted_at_every_commit(grown: Manifest) -> None:
+    assert counted_after(record(entries=1), grown) == manifest_bytes(grown)
 
 
 def test_a_record_whose_entries_went_into_a_chunk_is_counted_at_the_next_commit() -> None:
-    assert counted_after(*(record(entries=entries) for entries in (16, 17, 1))) == control_bytes(record(entries=1)) > CONTROL_BYTES
+    assert counted_after(*(record(entries=entries) for entries in (16, 17, 1))) == manifest_bytes(record(entries=1)) > MANIFEST_BYTES

@@ -7,7 +7,7 @@ import pytest
 
 from storage.cache.blocks import BlockCache
 from storage.errors import Corrupt
-from storage.formats.control import SegmentEntry
+from storage.formats.manifest import SegmentEntry
 from storage.formats.segment import HEADER_BYTES, SegmentWriter
 from storage.log import segments
 from storage.log.limits import LogLimits
@@ -26,7 +26,7 @@ PART = 77
 async def broker() -> AsyncIterator[Rig]:
     async with rig(part_bytes=PART) as made:
         await set_segments(made, await put_segment(made, IDS[0], BATCHES, base=0, last=39, block_bytes=3 * SIZE))
-        await made.parts.control_reads.refresh([made.parts.partitions.get(PARTITION)])
+        await made.parts.manifest_reads.refresh([made.parts.partitions.get(PARTITION)])
         yield made
 
 
@@ -126,7 +126,7 @@ async def test_a_batch_that_reaches_beyond_the_entry_of_its_segment_is_not_serve
         made[8:12] = (len(made) - 12).to_bytes(4, "big")
         await broker.objects._inner.put_if_absent(written.key, written.parts)
         await set_segments(broker, SegmentEntry(5, 9, IDS[0], written.size_bytes, 5, 5))
-        await broker.parts.control_reads.refresh([broker.parts.partitions.get(PARTITION)])
+        await broker.parts.manifest_reads.refresh([broker.parts.partitions.get(PARTITION)])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(segments, "check_block_of", lambda *_, **__: None)
             with pytest.raises(Corrupt, match="a segment has other offsets than it says"):
@@ -138,7 +138,7 @@ async def test_the_footer_that_was_used_longest_ago_is_forgotten_first() -> None
     async with rig(limits=limits) as broker:
         entries = [await put_segment(broker, IDS[offset], [BATCHES[offset]], base=offset, last=offset) for offset in range(3)]
         await set_segments(broker, *entries)
-        await broker.parts.control_reads.refresh([broker.parts.partitions.get(PARTITION)])
+        await broker.parts.manifest_reads.refresh([broker.parts.partitions.get(PARTITION)])
         await read(broker, 0, 1)
         await read(broker, 1, 1)
         spare(broker, 0, 1)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import Corrupt
-from storage.formats.control import Entry
+from storage.formats.manifest import Entry
 from storage.log.limits import DEFAULT_LIMITS
 from storage.log.scan import BatchRun, check_passed, scan, stamp
 from storage.recordbatch import HEADER_BYTES, STAMP_BYTES, restamp

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from storage.errors import OutOfOrderSequence, StorageError, Unavailable
-from storage.formats.control import encode
+from storage.formats.manifest import encode
 from storage.log.batch import Appended
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import Partitions
@@ -153,10 +153,10 @@ def test_strangers_that_went_away_make_room_in_all_partitions() -> None:
 
 
 async def forget_producers(broker: Rig) -> None:
-    path = keys.PartitionKeys(PARTITION).control
+    path = keys.PartitionKeys(PARTITION).manifest
     (record,) = await broker.shared.get_many([path])
     assert record is not None
-    await broker.shared.write([Put(path, encode(msgspec.structs.replace(await broker.control(), producers={})), record.version)])
+    await broker.shared.write([Put(path, encode(msgspec.structs.replace(await broker.manifest(), producers={})), record.version)])
 
 
 async def outcome(broker: Rig, first_seq: int, epoch: int = 0) -> Appended | StorageError:
@@ -184,7 +184,7 @@ async def test_what_is_refused_after_an_attempt_without_an_answer_is_not_appende
         await broker.metadata.deliver_late()
 
         assert starts == []
-        assert (await broker.control()).sequence_counter == 1
+        assert (await broker.manifest()).sequence_counter == 1
 
 
 async def test_a_batch_whose_time_ended_just_after_the_one_before_it_was_refused_waits_for_that() -> None:

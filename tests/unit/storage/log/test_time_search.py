@@ -14,7 +14,7 @@ from compactor.compaction import CompactionEnd
 from compactor.plan import CompactionPolicy
 from runtime.blocking import InlineBlocking, T
 from storage.errors import Unavailable
-from storage.formats.control import Entry
+from storage.formats.manifest import Entry
 from storage.log import time_search
 from storage.log.index import check_range
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
@@ -216,7 +216,7 @@ async def test_a_log_that_is_trimmed_while_it_is_searched_is_searched_anew(monke
         monkeypatch.setattr(search._index, "find", find)
 
         assert await search.first_at_or_after(PARTITION, 1_000) == TimestampedOffset(2, 3_000)
-        assert log.seen.control is not None
+        assert log.seen.manifest is not None
         trims.append(3)
         assert await search.first_at_or_after(PARTITION, 3_000) == TimestampedOffset(3, 4_000)
         async with rig(shared=broker.shared, objects=broker.objects._inner, limits=LogLimits(trims_met_max=0)) as other:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.clock import SystemClock
 from storage.errors import Fenced, NotFound, OffsetOutOfRange, OutcomeUnknown, StorageError, Unavailable
-from storage.formats.control import Control, LogState, encode
+from storage.formats.manifest import LogState, Manifest, encode
 from storage.log.batch import Appended
 from storage.log.trim import HIGH_WATERMARK, Fencer, decide_fence, decide_trim
 from storage.metadata import keys
@@ -26,19 +26,19 @@ from tests.unit.storage.log.test_time_search import timed
 
 @given(log_start=st.integers(0, 100), size=st.integers(0, 100), before=st.integers(-5, 250))
 def test_the_log_start_only_grows_and_stays_within_the_log(log_start: int, size: int, before: int) -> None:
-    control = Control(log_start=log_start, sequence_counter=log_start + size, bytes_total=7, fence_epoch=3)
-    if not HIGH_WATERMARK <= before <= control.sequence_counter:
+    manifest = Manifest(log_start=log_start, sequence_counter=log_start + size, bytes_total=7, fence_epoch=3)
+    if not HIGH_WATERMARK <= before <= manifest.sequence_counter:
         with pytest.raises(OffsetOutOfRange):
-            decide_trim(control, before)
+            decide_trim(manifest, before)
         return
-    decision = decide_trim(control, before)
+    decision = decide_trim(manifest, before)
 
-    wanted = control.sequence_counter if before == HIGH_WATERMARK else before
+    wanted = manifest.sequence_counter if before == HIGH_WATERMARK else before
     assert decision.log_start == max(log_start, wanted)
     if decision.log_start == log_start:
-        assert decision.control is None
+        assert decision.manifest is None
     else:
-        assert decision.control == msgspec.structs.replace(control, log_start=decision.log_start)
+        assert decision.manifest == msgspec.structs.replace(manifest, log_start=decision.log_start)
 
 
 async def filled(broker: Rig, count: int) -> None:
@@ -48,15 +48,15 @@ async def filled(broker: Rig, count: int) -> None:
 
 
 async def set_state(broker: Rig, state: LogState) -> None:
-    control = msgspec.structs.replace(await broker.control(), log_state=state)
-    await broker.shared.write([Put(keys.PartitionKeys(PARTITION).control, encode(control), None)])
+    manifest = msgspec.structs.replace(await broker.manifest(), log_state=state)
+    await broker.shared.write([Put(keys.PartitionKeys(PARTITION).manifest, encode(manifest), None)])
 
 
 async def test_what_is_trimmed_is_gone_for_readers_and_the_rest_is_not() -> None:
     async with rig() as broker:
         await filled(broker, 5)
         trimmed = await broker.parts.trimmer.trim(PARTITION, 3)
-        (bounds,) = await broker.parts.control_reads.read([PARTITION])
+        (bounds,) = await broker.parts.manifest_reads.read([PARTITION])
 
         assert trimmed == 3
         assert not isinstance(bounds, StorageError)
@@ -74,7 +74,7 @@ async def test_all_there_is_can_be_trimmed_and_offsets_go_on_behind_it() -> None
 
         assert trimmed == 4
         assert result == Appended(4, 4)
-        assert (await broker.control()).log_start == 4
+        assert (await broker.manifest()).log_start == 4
 
 
 async def test_an_offset_below_the_log_start_changes_nothing() -> None:
@@ -122,11 +122,11 @@ async def test_trims_and_commits_of_two_brokers_lose_nothing() -> None:
             group.create_task(trim())
             sent = [group.create_task(filled(one, 30)), group.create_task(filled(other, 30))]
 
-        control = await one.control()
+        manifest = await one.manifest()
         assert all(task.done() for task in sent)
         assert starts == sorted(starts)
-        assert control.sequence_counter == 60
-        assert control.log_start == starts[-1] <= 60
+        assert manifest.sequence_counter == 60
+        assert manifest.log_start == starts[-1] <= 60
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -145,10 +145,10 @@ async def test_trims_and_commits_of_one_broker_under_faults_lose_nothing(seed: i
             group.create_task(trim())
             group.create_task(filled(broker, 20))
 
-        control = await broker.control()
-        assert control.sequence_counter == 20
+        manifest = await broker.manifest()
+        assert manifest.sequence_counter == 20
         assert starts == sorted(starts)
-        assert control.log_start == starts[-1]
+        assert manifest.log_start == starts[-1]
 
 
 @pytest.mark.parametrize("fault", ["request lost", "reply lost", "refused", "late"])
@@ -160,7 +160,7 @@ async def test_one_fault_of_the_write_is_survived(fault: str) -> None:
         await broker.metadata.deliver_late()
 
         assert trimmed == 2
-        assert (await broker.control()).log_start == 2
+        assert (await broker.manifest()).log_start == 2
 
 
 @pytest.mark.parametrize(("fault", "error"), [("request lost", OutcomeUnknown), ("refused", Unavailable)])
@@ -171,7 +171,7 @@ async def test_a_store_that_never_takes_the_write_is_reported_for_what_it_is(fau
         with pytest.raises(error):
             await broker.parts.trimmer.trim(PARTITION, 2)
 
-        assert (await broker.control()).log_start == 0
+        assert (await broker.manifest()).log_start == 0
 
 
 async def test_a_store_that_cannot_be_read_is_unavailable() -> None:
@@ -225,20 +225,20 @@ async def test_an_offset_of_which_nobody_can_tell_is_asked_for_again() -> None:
 
 def fencer_of(broker: Rig) -> Fencer:
     parts = broker.parts
-    return Fencer(metadata=broker.metadata, partitions=parts.partitions, control_reads=parts.control_reads)
+    return Fencer(metadata=broker.metadata, partitions=parts.partitions, manifest_reads=parts.manifest_reads)
 
 
 def test_a_fence_is_counted_once_and_nothing_else_changes() -> None:
-    control = Control(sequence_counter=9, log_start=2, fence_epoch=3)
-    fenced = decide_fence(control, fenced=True)
+    manifest = Manifest(sequence_counter=9, log_start=2, fence_epoch=3)
+    fenced = decide_fence(manifest, fenced=True)
 
-    assert fenced == msgspec.structs.replace(control, log_state=LogState.FENCED, fence_epoch=4)
+    assert fenced == msgspec.structs.replace(manifest, log_state=LogState.FENCED, fence_epoch=4)
     assert fenced is not None
     assert decide_fence(fenced, fenced=True) is None
-    assert decide_fence(control, fenced=False) is None
-    assert decide_fence(fenced, fenced=False) == msgspec.structs.replace(control, fence_epoch=4)
+    assert decide_fence(manifest, fenced=False) is None
+    assert decide_fence(fenced, fenced=False) == msgspec.structs.replace(manifest, fence_epoch=4)
     with pytest.raises(NotFound):
-        decide_fence(msgspec.structs.replace(control, log_state=LogState.DELETED), fenced=True)
+        decide_fence(msgspec.structs.replace(manifest, log_state=LogState.DELETED), fenced=True)
 
 
 async def test_nothing_is_appended_after_a_fence_has_answered_whatever_was_on_its_way() -> None:
@@ -249,13 +249,13 @@ async def test_nothing_is_appended_after_a_fence_has_answered_whatever_was_on_it
         await asyncio.sleep(0)
         end = await fencer.fence(PARTITION)
         results = [one for (one,) in await asyncio.gather(*sending)]
-        control = await broker.control()
+        manifest = await broker.manifest()
         again = await fencer.fence(PARTITION)
 
         kept = [one.base_offset for one in results if isinstance(one, Appended)]
         assert [one for one in results if not isinstance(one, Appended | Fenced)] == []
         assert sorted(kept) == list(range(2, end))
-        assert (control.sequence_counter, control.log_state, again) == (end, LogState.FENCED, end)
+        assert (manifest.sequence_counter, manifest.log_state, again) == (end, LogState.FENCED, end)
         assert await fencer.unfence(PARTITION) == end
         (result,) = await broker.send(timed(99))
         assert isinstance(result, Appended)
@@ -273,7 +273,7 @@ async def test_a_fence_that_a_deposed_leader_tells_of_is_proved_before_it_is_bel
         Deposed(other, old, times=1)
 
         assert await fencer_of(other).fence(PARTITION) == 3
-        assert (await one.control()).log_state is LogState.FENCED
+        assert (await one.manifest()).log_state is LogState.FENCED
 
 
 async def test_a_fence_has_its_turn_beside_others_that_commit_all_the_time() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.formats.control import Control, WriterEntry
+from storage.formats.manifest import Manifest, WriterEntry
 from storage.log.decide import Decision, Fate, Found, fate_of, one_more
 
 OURS, SENT = 7, 40
@@ -21,13 +21,13 @@ OURS, SENT = 7, 40
     ],
 )
 def test_the_record_read_since_says_it(writers: dict[int, WriterEntry], version: int, may_be_dropped: bool, fate: Found | Fate) -> None:
-    found = fate_of(Control(writers=writers), version, epoch=OURS, commit_seq=3, sent_version=SENT, may_be_dropped=may_be_dropped)
+    found = fate_of(Manifest(writers=writers), version, epoch=OURS, commit_seq=3, sent_version=SENT, may_be_dropped=may_be_dropped)
 
     assert found == fate
 
 
 def test_an_attempt_without_an_answer_stays_known_when_later_ones_have_none_either() -> None:
-    first, second = Decision((), Control(sequence_counter=1), None), Decision((), Control(sequence_counter=2), None)
+    first, second = Decision((), Manifest(sequence_counter=1), None), Decision((), Manifest(sequence_counter=2), None)
     unknown = one_more(one_more(None, 1, first, version=7), 3, second, version=9)
 
     assert unknown.version == 9, "the version that the last of them expected"

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.clock import SystemClock
 from storage.errors import NotFound, PredecessorMissing
-from storage.formats.control import Control, LogState, PageRef, ProducerBatch, ProducerState, encode
+from storage.formats.manifest import LogState, Manifest, PageRef, ProducerBatch, ProducerState, encode
 from storage.limits import PRODUCER_PAGES_MAX
 from storage.log.batch import Appended
 from storage.log.decide import FORGOTTEN_AFTER, PRODUCER_EXPIRATION_MS
@@ -39,9 +39,9 @@ def until(last_seq: int, *, at_ms: int = NOW_MS) -> dict[int, ProducerState]:
     return {PID: ProducerState(0, (ProducerBatch(last_seq, last_seq, 40, at_ms),))}
 
 
-async def bury(broker: Rig, topic_id: TopicId, control: Control) -> None:
-    key = keys.PartitionKeys(PartitionId(topic_id, 0)).control
-    await broker.shared.write([Put(key, encode(control), ABSENT)])
+async def bury(broker: Rig, topic_id: TopicId, manifest: Manifest) -> None:
+    key = keys.PartitionKeys(PartitionId(topic_id, 0)).manifest
+    await broker.shared.write([Put(key, encode(manifest), ABSENT)])
 
 
 def told(*topic_ids: TopicId) -> Former:
@@ -52,8 +52,8 @@ def told(*topic_ids: TopicId) -> Former:
     return former
 
 
-def dead(producers: dict[int, ProducerState], *, pages: tuple[PageRef, ...] = ()) -> Control:
-    return Control(log_state=LogState.DELETED, producers=producers, pages=pages)
+def dead(producers: dict[int, ProducerState], *, pages: tuple[PageRef, ...] = ()) -> Manifest:
+    return Manifest(log_state=LogState.DELETED, producers=producers, pages=pages)
 
 
 async def test_others_of_its_commit_are_appended_whatever_becomes_of_it() -> None:
@@ -81,10 +81,10 @@ async def test_a_batch_that_goes_on_from_the_deleted_topic_of_the_name_begins_at
         pytest.param(batch(6), dead(until(9)), dead(until(5)), id="a copy of what was appended to the newer one"),
         pytest.param(batch(6), dead({}, pages=(PageRef("1-7-1-1-0", 0, 50, 1),)), dead(until(5)), id="the newer one may have known it"),
         pytest.param(batch(6), dead(until(5, at_ms=FORGOTTEN_MS)), None, id="the topic of today may have had 6, and forgotten it"),
-        pytest.param(batch(6), Control(producers=until(5)), None, id="a deposed leader's answer: it is not deleted yet"),
+        pytest.param(batch(6), Manifest(producers=until(5)), None, id="a deposed leader's answer: it is not deleted yet"),
     ],
 )
-async def test_a_batch_that_does_not_waits(sent: bytearray, old: Control, older: Control | None) -> None:
+async def test_a_batch_that_does_not_waits(sent: bytearray, old: Manifest, older: Manifest | None) -> None:
     async with rig(former=told(OLD, OLDER)) as broker:
         await bury(broker, OLD, old)
         if older is not None:
@@ -99,14 +99,14 @@ FULL: Final = tuple([PageRef(f"1-7-1-1-{number}", 100 + number, 100 + number, 1)
 @pytest.mark.parametrize(
     "today",
     [
-        pytest.param(Control(producers=until(24, at_ms=1)), id="expired, and forgotten only by the clock"),
-        pytest.param(Control(pages=FULL), id="a partition that may have forgotten anybody to make room"),
+        pytest.param(Manifest(producers=until(24, at_ms=1)), id="expired, and forgotten only by the clock"),
+        pytest.param(Manifest(pages=FULL), id="a partition that may have forgotten anybody to make room"),
     ],
 )
-async def test_a_copy_of_what_the_topic_of_today_had_is_not_appended_again_behind_the_deleted_one(today: Control) -> None:
+async def test_a_copy_of_what_the_topic_of_today_had_is_not_appended_again_behind_the_deleted_one(today: Manifest) -> None:
     async with rig(former=told(OLD)) as broker:
         await bury(broker, OLD, dead(until(5)))
-        key = keys.PartitionKeys(PARTITION).control
+        key = keys.PartitionKeys(PARTITION).manifest
         (record,) = await broker.shared.get_many([key])
         assert record is not None
         await broker.shared.write([Put(key, encode(today), record.version)])
@@ -159,7 +159,7 @@ async def test_of_many_commits_with_unknown_producers_few_are_looked_for() -> No
     partitions = [PartitionId(TOPIC, number) for number in range(2 * AT_ONCE_MAX)]
     async with rig(former=slow) as broker, asyncio.timeout(60):
         for partition in partitions[1:]:
-            await broker.shared.write([Put(keys.PartitionKeys(partition).control, encode(Control()), ABSENT)])
+            await broker.shared.write([Put(keys.PartitionKeys(partition).manifest, encode(Manifest()), ABSENT)])
         sent = [broker.send(batch(6), partition=partition) for partition in partitions]
 
         assert all([is_refused(await one) for one in sent])

@@ -12,11 +12,11 @@ from storage.errors import Unavailable
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Applied, Key, NotApplied, Put, Record, Unknown, WriteOp, WriteOutcome
-from storage.metadata.version_watch import PutControl, VersionWatch, read_certainly
+from storage.metadata.version_watch import PutManifest, VersionWatch, read_certainly
 from storage.vocabulary import PartitionId, TopicId
 
 PARTITION = PartitionId(TopicId("00000000-0000-4000-8000-000000000001"), 0)
-CONTROL = PartitionKeys(PARTITION).control
+MANIFEST = PartitionKeys(PARTITION).manifest
 
 
 class Watched:
@@ -28,7 +28,7 @@ class Watched:
         self.telemetry = Telemetry()
         self.watch = VersionWatch(self.store, ids=IdSource(clock=SystemClock()), telemetry=self.telemetry, on_lost=self.told.append)
 
-    async def put(self, text: str = "", key: Key = CONTROL) -> WriteOutcome:
+    async def put(self, text: str = "", key: Key = MANIFEST) -> WriteOutcome:
         return await self.watch.write([Put(key, text.encode(), None)])
 
     @property
@@ -48,7 +48,7 @@ async def test_a_put_that_gets_an_older_version_ends_all_that_follows() -> None:
     assert len(it.told) == 1
     assert it.gauge == 1
     assert isinstance(await it.put("four"), NotApplied)
-    for read in (it.watch.get_many([CONTROL]), it.watch.list(CONTROL, "~"), it.watch.probe(), it.watch.open_session(timeout_ms=5_000)):
+    for read in (it.watch.get_many([MANIFEST]), it.watch.list(MANIFEST, "~"), it.watch.probe(), it.watch.open_session(timeout_ms=5_000)):
         with pytest.raises(Unavailable, match=r"older than they were.*--accept-older-metadata"):
             await read
     assert len(it.told) == 1, "it is told once"
@@ -64,9 +64,9 @@ async def test_a_read_that_is_older_than_what_is_known_is_looked_into() -> None:
     for _ in range(3):
         await it.store.write([Put(Key("llog/other", "llog"), b"", None)])
 
-    await it.watch.doubt(CONTROL, 2)
+    await it.watch.doubt(MANIFEST, 2)
     assert len(it.told) == 1
-    assert CONTROL.path in it.told[0]
+    assert MANIFEST.path in it.told[0]
 
 
 async def test_a_deposed_leader_that_answers_from_the_past_is_no_alarm() -> None:
@@ -80,13 +80,13 @@ async def test_a_deposed_leader_that_answers_from_the_past_is_no_alarm() -> None
     store = Deposed(clock=SystemClock(), shards=1)
     it = Watched(store)
     await it.put("one")
-    store.past = [None, *await store.get_many([CONTROL])]
+    store.past = [None, *await store.get_many([MANIFEST])]
     await it.put("two")
 
     with pytest.raises(Unavailable, match="answered from the past"):
-        await it.watch.doubt(CONTROL, 2)
+        await it.watch.doubt(MANIFEST, 2)
     store.past = None
-    await it.watch.doubt(CONTROL, 2)
+    await it.watch.doubt(MANIFEST, 2)
     assert it.told == []
 
 
@@ -112,23 +112,23 @@ async def test_answers_of_requests_that_are_under_way_together_come_in_any_order
 async def test_a_record_that_is_gone_says_nothing() -> None:
     """Topics are purged."""
     it = Watched()
-    await it.watch.doubt(CONTROL, 7)
+    await it.watch.doubt(MANIFEST, 7)
     assert it.told == []
 
 
 async def test_the_last_commit_of_a_shard_is_known() -> None:
     it = Watched()
     await it.put("one")
-    await it.put("no control record", Key("llog/other", "llog"))
-    assert it.watch.commits == {0: PutControl(CONTROL, 1)}
+    await it.put("no manifest", Key("llog/other", "llog"))
+    assert it.watch.commits == {0: PutManifest(MANIFEST, 1)}
     await it.put("two")
-    assert it.watch.commits == {0: PutControl(CONTROL, 3)}
+    assert it.watch.commits == {0: PutManifest(MANIFEST, 3)}
 
 
 async def test_a_certain_read_leaves_nothing_behind() -> None:
     it = Watched()
     await it.put("one")
-    found = await read_certainly(it.watch, [CONTROL], name="n")
+    found = await read_certainly(it.watch, [MANIFEST], name="n")
     assert [record and record.value for record in found.records] == [b"one"]
     assert found.version == 2
-    assert await it.store.list(Key("llog/probes/", CONTROL.partition_key), "llog/probes/~") == []
+    assert await it.store.list(Key("llog/probes/", MANIFEST.partition_key), "llog/probes/~") == []

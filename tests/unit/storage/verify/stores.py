@@ -9,7 +9,7 @@ import msgspec
 from compactor.plan import CompactionPolicy
 from runtime.clock import SystemClock
 from storage.catalog.topic import Topic, TopicState
-from storage.formats.control import Control, IndexChunk, SegmentEntry, decode_chunk, encode
+from storage.formats.manifest import IndexChunk, Manifest, SegmentEntry, decode_chunk, encode
 from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
 from storage.metadata import keys
@@ -37,7 +37,7 @@ async def make_topic(metadata: MemoryMetadataStore, *, partitions: int = 2, **fi
     topic = msgspec.structs.replace(made, **fields)
     await put(metadata, keys.topic(NAME), msgspec.json.encode(topic))
     for number in range(1, partitions):
-        await put(metadata, PartitionKeys(PartitionId(TOPIC, number)).control, encode(Control()))
+        await put(metadata, PartitionKeys(PartitionId(TOPIC, number)).manifest, encode(Manifest()))
 
 
 async def fill(broker: Rig, count: int = 40, *, begin: int = 0, partition: PartitionId = PARTITION) -> None:
@@ -61,7 +61,7 @@ async def compact(broker: Rig, partition: PartitionId = PARTITION, **fields: Any
 
 
 async def three_segments(broker: Rig) -> list[SegmentEntry]:
-    """Two with keys of their own, and the newest in the control record; entries behind them."""
+    """Two with keys of their own, and the newest in the manifest; entries behind them."""
     made = []
     for begin in range(0, 60, 20):
         await fill(broker, 20, begin=begin)
@@ -135,8 +135,8 @@ async def delete(metadata: MemoryMetadataStore, key: Key) -> None:
     assert isinstance(await metadata.write([Delete(key)]), Applied)
 
 
-async def change_control(broker: Rig, **fields: Any) -> None:
-    await put(broker.shared, KEYS.control, encode(msgspec.structs.replace(await broker.control(), **fields)))
+async def change_manifest(broker: Rig, **fields: Any) -> None:
+    await put(broker.shared, KEYS.manifest, encode(msgspec.structs.replace(await broker.manifest(), **fields)))
 
 
 async def index_records(broker: Rig, partition: PartitionId = PARTITION) -> list[Record]:

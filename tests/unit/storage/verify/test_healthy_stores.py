@@ -15,7 +15,7 @@ from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from storage.catalog.topics import Topics
 from storage.errors import OutcomeUnknown, Unavailable
-from storage.formats.control import LogState
+from storage.formats.manifest import LogState
 from storage.metadata.port import DeleteRange, Key, NotApplied, Put, Record
 from storage.objects.port import ObjectStat
 from storage.verify.findings import FindingKind
@@ -29,7 +29,7 @@ from tests.unit.storage.verify.stores import (
     DELETING,
     KEYS,
     NAME,
-    change_control,
+    change_manifest,
     compact,
     fill,
     fill_both,
@@ -61,11 +61,11 @@ async def test_a_topic_without_records(broker: Rig) -> None:
     assert (checked.partitions, checked.objects) == (2, 0)
 
 
-async def test_entries_in_the_index_and_in_the_control_record(broker: Rig) -> None:
+async def test_entries_in_the_index_and_in_the_manifest(broker: Rig) -> None:
     await fill_both(broker, 60)
     checked = await assert_sound(broker)
     assert (checked.partitions, checked.entries, checked.objects, checked.segments) == (2, 120, 120, 0)
-    assert checked.deep_bytes == 2 * (await broker.control()).bytes_total
+    assert checked.deep_bytes == 2 * (await broker.manifest()).bytes_total
 
 
 async def test_segments_and_entries_behind_them(broker: Rig) -> None:
@@ -96,7 +96,7 @@ async def test_late_chunks_below_the_cursor_mean_nothing(broker: Rig) -> None:
     await fill(broker)
     await compact(broker)
     await fill(broker, begin=40)
-    assert (await broker.control()).pending
+    assert (await broker.manifest()).pending
     await assert_sound(broker)
 
 
@@ -124,7 +124,7 @@ async def test_a_topic_that_was_deleted_leaves_nothing_to_find(broker: Rig) -> N
 
 async def test_a_topic_in_deletion_is_left_alone(broker: Rig) -> None:
     await make_topic(broker.shared, state=DELETING)
-    await change_control(broker, log_state=LogState.DELETED)
+    await change_manifest(broker, log_state=LogState.DELETED)
     assert (await assert_sound(broker)).partitions == 0
 
 
@@ -235,23 +235,23 @@ class Upkeep:
         """As if nobody had appended for long."""
         policy = TidyPolicy(idle_ms=-60_000)
         await Retention(self._broker.shared, SystemClock(), policy=policy).run(PARTITION, RetentionLimits(NO_LIMIT, NO_LIMIT))
-        assert (await self._broker.control()).pending == ()
+        assert (await self._broker.manifest()).pending == ()
 
     async def trim(self) -> None:
-        control = await self._broker.control()
-        await self.trim_to(self._chance.randrange(control.log_start, min(control.sequence_counter, control.log_start + 90) + 1))
+        manifest = await self._broker.manifest()
+        await self.trim_to(self._chance.randrange(manifest.log_start, min(manifest.sequence_counter, manifest.log_start + 90) + 1))
 
     async def trim_to(self, target: int) -> None:
         await self._broker.parts.trimmer.trim(PARTITION, target)
-        start = (await self._broker.control()).log_start
+        start = (await self._broker.manifest()).log_start
         for key in (KEYS.index, KEYS.segment):
             await self._broker.shared.write([DeleteRange(key(0), key(start).path)])
 
     async def _named(self) -> set[str]:
         """The WAL objects that entries at or above the cursor name."""
-        control = await self._broker.control()
+        manifest = await self._broker.manifest()
         indexed = [entry for chunk in await index_chunks(self._broker) for entry in chunk.entries]
-        return {wal_of(entry) for entry in (*indexed, *control.pending) if entry.last >= control.compaction_cursor}
+        return {wal_of(entry) for entry in (*indexed, *manifest.pending) if entry.last >= manifest.compaction_cursor}
 
 
 async def one_segment_and_many_entries(broker: Rig) -> None:
@@ -327,9 +327,9 @@ async def found_while_entries_move(store: str, when: int, acts: tuple[str, ...])
             for name in acts if number == when else ():
                 match name:
                     case "trim_half":
-                        await upkeep.trim_to((await broker.control()).sequence_counter // 2 + 3)
+                        await upkeep.trim_to((await broker.manifest()).sequence_counter // 2 + 3)
                     case "trim_all":
-                        await upkeep.trim_to((await broker.control()).sequence_counter)
+                        await upkeep.trim_to((await broker.manifest()).sequence_counter)
                     case _:
                         await getattr(upkeep, name)()
 
@@ -423,10 +423,10 @@ async def test_merged_segments_are_whole_and_so_is_a_merge_that_is_under_way(bro
     async with merging(stopping, broker.objects) as merger:
         with contextlib.suppress(Unavailable, OutcomeUnknown):
             await merger.run(PARTITION)
-    control = await broker.control()
+    manifest = await broker.manifest()
     result = await verify(broker, depth=DEEP)
 
-    assert (control.rewritten is None) == (stop_at is None)
+    assert (manifest.rewritten is None) == (stop_at is None)
     assert result.findings.kept == []
 
 

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from compactor.references import wal_references
-from storage.formats.control import Entry
+from storage.formats.manifest import Entry
 from storage.log.flush import InlineSettings
 from storage.verify.findings import FindingKind
 from storage.verify.inventory import partition_totals
 from storage.verify.reading import StoreReading
 from tests.unit.storage.log.rig import Rig, rig
-from tests.unit.storage.verify.stores import DEEP, NAME, change_control, compact, fill, fill_both, make_topic, verify
+from tests.unit.storage.verify.stores import DEEP, NAME, change_manifest, compact, fill, fill_both, make_topic, verify
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ async def test_entries_that_carry_their_batches_are_sound_and_name_no_object(bro
 
     assert result.findings.kept == []
     assert (result.checked.entries, result.checked.objects) == (120, 0)
-    assert result.checked.deep_bytes == 2 * (await broker.control()).bytes_total
-    assert wal_references(await broker.control()) == set()
+    assert result.checked.deep_bytes == 2 * (await broker.manifest()).bytes_total
+    assert wal_references(await broker.manifest()) == set()
 
 
 async def test_inline_entries_become_a_segment_and_others_follow_it(broker: Rig) -> None:
@@ -50,7 +50,7 @@ async def test_what_each_partition_has_inline_is_counted_apart(broker: Rig) -> N
 
     first, _ = await partition_totals(StoreReading(broker.shared, broker.objects, concurrency=4), [NAME])
 
-    assert (first.inline_bytes, first.wal_objects, first.wal_bytes) == ((await broker.control()).bytes_total, 0, 0)
+    assert (first.inline_bytes, first.wal_objects, first.wal_bytes) == ((await broker.manifest()).bytes_total, 0, 0)
 
 
 def flipped(entry: Entry) -> Entry:
@@ -89,8 +89,8 @@ def later(entry: Entry) -> Entry:
 async def test_a_damaged_inline_entry_is_found_and_named(broker: Rig, damage: Callable[[Entry], Entry], expected: FindingKind) -> None:
     await fill(broker, 3)
 
-    pending = (await broker.control()).pending
-    await change_control(broker, pending=(*pending[:-1], damage(pending[-1])))
+    pending = (await broker.manifest()).pending
+    await change_manifest(broker, pending=(*pending[:-1], damage(pending[-1])))
     kinds = {one.kind: one for one in (await verify(broker, depth=DEEP)).findings.kept}
 
     assert expected in kinds

@@ -74,7 +74,7 @@ async def test_findings_say_how_old_they_are(broker: Rig, later_s: int, age: str
 
 async def test_nothing_is_called_unreferenced_where_entries_cannot_be_read(broker: Rig) -> None:
     await fill(broker)
-    await put(broker.shared, KEYS.control, b"")
+    await put(broker.shared, KEYS.manifest, b"")
     totals = await totals_of(broker)
 
     assert totals.unreadable == 1

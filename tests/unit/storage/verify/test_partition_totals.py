@@ -8,7 +8,7 @@ from storage.metadata.keys import PartitionKeys
 from storage.verify.inventory import PartitionTotal, partition_totals
 from storage.verify.reading import StoreReading
 from tests.unit.storage.log.rig import PARTITION, Rig, rig
-from tests.unit.storage.verify.stores import NAME, OTHER, change_control, compact, fill, fill_both, make_topic, objects_of, put
+from tests.unit.storage.verify.stores import NAME, OTHER, change_manifest, compact, fill, fill_both, make_topic, objects_of, put
 
 
 @pytest.fixture
@@ -47,9 +47,9 @@ async def test_what_was_deleted_counts_no_more(broker: Rig) -> None:
 
 async def test_a_partition_that_cannot_be_read_to_its_end_is_marked_and_one_that_cannot_be_decoded_is_left_out(broker: Rig) -> None:
     await fill_both(broker, 40)
-    await change_control(broker, pending=(await broker.control()).pending[:-1])
+    await change_manifest(broker, pending=(await broker.manifest()).pending[:-1])
     first, second = await totals_of(broker)
-    await put(broker.shared, PartitionKeys(OTHER).control, b"no record")
+    await put(broker.shared, PartitionKeys(OTHER).manifest, b"no record")
     (only,) = await totals_of(broker)
 
     assert (first.is_readable, second.is_readable) == (False, True)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from storage.formats.control import IndexChunk, PageRef, SegmentFact, encode
+from storage.formats.manifest import IndexChunk, PageRef, SegmentFact, encode
 from storage.formats.segment import HEADER_BYTES, decode_footer
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
@@ -19,7 +19,7 @@ from tests.unit.storage.verify.stores import (
     KEYS,
     NAME,
     OTHER,
-    change_control,
+    change_manifest,
     change_object,
     compact,
     delete,
@@ -71,16 +71,16 @@ async def test_an_object_that_is_missing(broker: Rig) -> None:
 
 async def test_an_object_that_is_cut_short(broker: Rig) -> None:
     await fill(broker)
-    entry = (await broker.control()).pending[0]
+    entry = (await broker.manifest()).pending[0]
     await change_object(broker, wal_of(entry), lambda body: body[:-1])
 
-    only = one(await found(broker), FindingKind.OBJECT_CUT, object=wal_of(entry), first_offset=entry.base, key=KEYS.control.path)
+    only = one(await found(broker), FindingKind.OBJECT_CUT, object=wal_of(entry), first_offset=entry.base, key=KEYS.manifest.path)
     assert "and the entry needs" in only.found
 
 
 async def test_a_byte_flipped_in_a_slice_is_found_when_all_bytes_are_read(broker: Rig) -> None:
     await fill(broker)
-    entry = (await broker.control()).pending[-1]
+    entry = (await broker.manifest()).pending[-1]
     await change_object(broker, wal_of(entry), flipped(-3))
 
     assert await found(broker) == []
@@ -90,7 +90,7 @@ async def test_a_byte_flipped_in_a_slice_is_found_when_all_bytes_are_read(broker
 
 async def test_a_byte_flipped_in_the_header_of_a_wal_object(broker: Rig) -> None:
     await fill(broker)
-    entry = (await broker.control()).pending[-1]
+    entry = (await broker.manifest()).pending[-1]
     await change_object(broker, wal_of(entry), flipped(20))
 
     only = one(await found(broker), FindingKind.HEADER_DAMAGED, object=wal_of(entry))
@@ -99,7 +99,7 @@ async def test_a_byte_flipped_in_the_header_of_a_wal_object(broker: Rig) -> None
 
 async def test_an_object_under_the_name_of_another(broker: Rig) -> None:
     await fill(broker)
-    first, second = (await broker.control()).pending[:2]
+    first, second = (await broker.manifest()).pending[:2]
     body = bytes(await objects_of(broker).get_range(wal_of(second), 0, (await objects_of(broker).stat(wal_of(second))).size_bytes))
     await change_object(broker, wal_of(first), lambda _: body)
 
@@ -130,7 +130,7 @@ async def test_a_byte_flipped_in_the_header_of_a_segment_is_found_when_all_bytes
     segment = (await three_segments(broker))[2]
     await change_object(broker, segment_of(segment), flipped(HEADER_BYTES - 5))
 
-    one(await found(broker, depth=DEEP), FindingKind.FOOTER_DAMAGED, object=segment_of(segment), key=KEYS.control.path)
+    one(await found(broker, depth=DEEP), FindingKind.FOOTER_DAMAGED, object=segment_of(segment), key=KEYS.manifest.path)
 
 
 async def test_a_segment_that_is_missing_or_cut_short(broker: Rig) -> None:
@@ -181,7 +181,7 @@ async def test_an_overlapping_chunk_that_disagrees(broker: Rig) -> None:
 
 async def test_a_chunk_that_disagrees_with_what_is_pending(broker: Rig) -> None:
     await fill(broker)
-    first, second = (await broker.control()).pending[:2]
+    first, second = (await broker.manifest()).pending[:2]
     lie = msgspec.structs.replace(first, object_id=second.object_id)
     await put(broker.shared, KEYS.index(first.last), encode(IndexChunk(entries=(lie,))))
 
@@ -190,7 +190,7 @@ async def test_a_chunk_that_disagrees_with_what_is_pending(broker: Rig) -> None:
 
 async def test_an_entry_above_the_counter(broker: Rig) -> None:
     await fill(broker)
-    last = (await broker.control()).pending[-1]
+    last = (await broker.manifest()).pending[-1]
     above = msgspec.structs.replace(last, base=80, last=85)
     await put(broker.shared, KEYS.index(85), encode(IndexChunk(entries=(above,))))
 
@@ -200,11 +200,11 @@ async def test_an_entry_above_the_counter(broker: Rig) -> None:
 
 async def test_pending_entries_above_the_counter(broker: Rig) -> None:
     await fill(broker)
-    await change_control(broker, sequence_counter=78, bytes_total=(await broker.control()).bytes_total)
+    await change_manifest(broker, sequence_counter=78, bytes_total=(await broker.manifest()).bytes_total)
 
     findings = await found(broker)
     assert findings[0].kind is FindingKind.ABOVE_THE_END
-    assert (findings[0].first_offset, findings[0].last_offset, findings[0].key) == (78, 79, KEYS.control.path)
+    assert (findings[0].first_offset, findings[0].last_offset, findings[0].key) == (78, 79, KEYS.manifest.path)
 
 
 async def test_a_segment_without_its_key(broker: Rig) -> None:
@@ -232,22 +232,22 @@ async def test_a_segment_above_the_cursor(broker: Rig) -> None:
 
 async def test_a_cursor_that_is_not_at_the_end_of_the_newest_segment(broker: Rig) -> None:
     await three_segments(broker)
-    await change_control(broker, compaction_cursor=122)
+    await change_manifest(broker, compaction_cursor=122)
 
     findings = await found(broker)
-    assert findings[0].kind is FindingKind.CONTROL_CONTRADICTS
+    assert findings[0].kind is FindingKind.MANIFEST_CONTRADICTS
     assert (findings[0].first_offset, findings[0].last_offset) == (120, 121)
     assert findings[0].found == "compaction_cursor=122, but the newest segment ends at 119"
 
 
 async def test_an_entry_that_points_into_the_slice_of_another_partition(broker: Rig) -> None:
     await fill_both(broker)
-    entry = (await broker.control()).pending[2]
-    (other,) = [each for each in (await broker.control(OTHER)).pending if each.object_id == entry.object_id]
-    await change_control(
+    entry = (await broker.manifest()).pending[2]
+    (other,) = [each for each in (await broker.manifest(OTHER)).pending if each.object_id == entry.object_id]
+    await change_manifest(
         broker,
         pending=tuple(
-            msgspec.structs.replace(each, batches=other.batches) if each == entry else each for each in (await broker.control()).pending
+            msgspec.structs.replace(each, batches=other.batches) if each == entry else each for each in (await broker.manifest()).pending
         ),
     )
 
@@ -257,8 +257,8 @@ async def test_an_entry_that_points_into_the_slice_of_another_partition(broker: 
 
 async def test_spans_that_cover_too_little(broker: Rig) -> None:
     await fill(broker)
-    *before, last = (await broker.control()).pending
-    await change_control(broker, pending=(*before, msgspec.structs.replace(last, last=80)), sequence_counter=81)
+    *before, last = (await broker.manifest()).pending
+    await change_manifest(broker, pending=(*before, msgspec.structs.replace(last, last=80)), sequence_counter=81)
 
     one(await found(broker, depth=DEEP), FindingKind.OFFSETS_WRONG, first_offset=78, last_offset=80)
 
@@ -275,31 +275,31 @@ async def test_a_running_maximum_that_is_wrong(broker: Rig) -> None:
 
 async def test_a_timestamp_that_is_not_that_of_the_batches(broker: Rig) -> None:
     await fill(broker)
-    *before, last = (await broker.control()).pending
-    await change_control(broker, pending=(*before, msgspec.structs.replace(last, max_timestamp=7)))
+    *before, last = (await broker.manifest()).pending
+    await change_manifest(broker, pending=(*before, msgspec.structs.replace(last, max_timestamp=7)))
 
     one(await found(broker, depth=DEEP), FindingKind.TIMESTAMP_WRONG, first_offset=78)
 
 
 async def test_bytes_that_are_not_the_sum_of_the_entries(broker: Rig) -> None:
     await three_segments(broker)
-    control = await broker.control()
-    await change_control(broker, bytes_total=control.bytes_total + 1)
+    manifest = await broker.manifest()
+    await change_manifest(broker, bytes_total=manifest.bytes_total + 1)
 
-    only = one(await found(broker), FindingKind.BYTES_TOTAL, key=KEYS.control.path)
-    assert f"entries from 0 on have {control.bytes_total} bytes" in only.found
-
-
-async def test_a_control_record_that_cannot_be_decoded(broker: Rig) -> None:
-    await put(broker.shared, KEYS.control, b'{"fmt":1,"sequence_counter":')
-
-    one(await found(broker), FindingKind.UNDECODABLE, key=KEYS.control.path)
+    only = one(await found(broker), FindingKind.BYTES_TOTAL, key=KEYS.manifest.path)
+    assert f"entries from 0 on have {manifest.bytes_total} bytes" in only.found
 
 
-async def test_a_control_record_that_is_missing(broker: Rig) -> None:
-    await delete(broker.shared, PartitionKeys(OTHER).control)
+async def test_a_manifest_that_cannot_be_decoded(broker: Rig) -> None:
+    await put(broker.shared, KEYS.manifest, b'{"fmt":1,"sequence_counter":')
 
-    one(await found(broker), FindingKind.CONTROL_MISSING, key=PartitionKeys(OTHER).control.path, partition=1)
+    one(await found(broker), FindingKind.UNDECODABLE, key=KEYS.manifest.path)
+
+
+async def test_a_manifest_that_is_missing(broker: Rig) -> None:
+    await delete(broker.shared, PartitionKeys(OTHER).manifest)
+
+    one(await found(broker), FindingKind.MANIFEST_MISSING, key=PartitionKeys(OTHER).manifest.path, partition=1)
 
 
 async def test_a_chunk_that_cannot_be_decoded(broker: Rig) -> None:
@@ -314,15 +314,15 @@ async def test_a_chunk_that_cannot_be_decoded(broker: Rig) -> None:
 
 @pytest.mark.parametrize("fmt", [b'{"fmt":99,"more":1}', b'{"fmt":1,"more":1}'])
 async def test_a_record_of_a_newer_release_is_no_damage_but_is_not_judged_either(broker: Rig, fmt: bytes) -> None:
-    await put(broker.shared, KEYS.control, fmt)
+    await put(broker.shared, KEYS.manifest, fmt)
 
-    only = one(await found(broker), FindingKind.NEWER_FORMAT, key=KEYS.control.path)
+    only = one(await found(broker), FindingKind.NEWER_FORMAT, key=KEYS.manifest.path)
     assert only.do == "Run this command of that release."
 
 
 async def test_an_object_of_a_newer_release(broker: Rig) -> None:
     await fill(broker)
-    entry = (await broker.control()).pending[0]
+    entry = (await broker.manifest()).pending[0]
     await change_object(broker, wal_of(entry), lambda body: body[:8] + b"\x00\x63" + body[10:])
 
     one(await found(broker), FindingKind.NEWER_FORMAT, object=wal_of(entry))
@@ -330,8 +330,8 @@ async def test_an_object_of_a_newer_release(broker: Rig) -> None:
 
 async def test_an_entry_that_names_no_bytes(broker: Rig) -> None:
     await fill(broker)
-    *before, last = (await broker.control()).pending
-    await change_control(broker, pending=(*before, msgspec.structs.replace(last, object_id="x")), bytes_total=0)
+    *before, last = (await broker.manifest()).pending
+    await change_manifest(broker, pending=(*before, msgspec.structs.replace(last, object_id="x")), bytes_total=0)
 
     findings = await found(broker)
     assert findings[0].kind is FindingKind.MALFORMED_ENTRY
@@ -339,7 +339,7 @@ async def test_an_entry_that_names_no_bytes(broker: Rig) -> None:
 
 
 async def test_a_page_of_producers_that_is_missing(broker: Rig) -> None:
-    await change_control(broker, pages=(PageRef("1-2-3-4", 10, 20, 0),))
+    await change_manifest(broker, pages=(PageRef("1-2-3-4", 10, 20, 0),))
 
     one(await found(broker), FindingKind.PRODUCERS_MISSING, key=KEYS.producer_page("1-2-3-4").path)
 
@@ -352,8 +352,8 @@ async def test_a_topic_that_cannot_be_decoded(broker: Rig) -> None:
 
 async def test_one_damaged_partition_keeps_nobody_from_the_others(broker: Rig) -> None:
     await fill_both(broker)
-    await put(broker.shared, KEYS.control, b"")
-    entry = (await broker.control(OTHER)).pending[0]
+    await put(broker.shared, KEYS.manifest, b"")
+    entry = (await broker.manifest(OTHER)).pending[0]
     await objects_of(broker).delete_many([wal_of(entry)])
 
     assert {(each.partition, each.kind) for each in await found(broker)} == {
@@ -389,7 +389,7 @@ async def test_findings_beyond_those_that_are_kept_are_counted(broker: Rig) -> N
 
 async def test_headers_that_are_dropped_for_lack_of_memory_are_read_again(broker: Rig) -> None:
     await fill_both(broker, 60)
-    entry = (await broker.control(OTHER)).pending[0]
+    entry = (await broker.manifest(OTHER)).pending[0]
     await change_object(broker, wal_of(entry), lambda body: body[:-1])
 
     one(await found(broker, limits=VerifyLimits(slices_kept_max=4)), FindingKind.OBJECT_CUT, object=wal_of(entry), partition=1)

@@ -166,14 +166,14 @@ async def test_fetch_honours_what_was_deleted_though_the_tail_cache_has_it() -> 
         assert offsets_of(kept)[-1] == count - 1
 
 
-async def test_another_broker_honours_it_once_it_has_read_the_control_record() -> None:
+async def test_another_broker_honours_it_once_it_has_read_the_manifest() -> None:
     async with nodes(2) as (one, other):
         topic = await one.create("t")
         for _ in range(4):
             await one.send(("t", 0, record_batch()))
         await other.read_one(asking("t", offset=0))
         await one.log.parts.trimmer.trim(topic.partition(0), 3)
-        (bounds,) = await other.log.parts.control_reads.read([topic.partition(0)])
+        (bounds,) = await other.log.parts.manifest_reads.read([topic.partition(0)])
         below = await other.read_one(asking("t", offset=2))
 
         assert not isinstance(bounds, StorageError)

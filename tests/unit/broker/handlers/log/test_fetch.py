@@ -16,7 +16,7 @@ from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.errors import Unavailable
-from storage.formats.control import LogState, encode
+from storage.formats.manifest import LogState, encode
 from storage.limits import FETCH_RESPONSE_BYTES_MAX, KIB, MIB
 from storage.log.partition import PartitionLog
 from storage.log.reader import Reader
@@ -52,11 +52,11 @@ async def filled(broker: Node, *batches: bytearray, topic: str = "t", partition_
 
 
 async def trimmed(broker: Node, topic: str, log_start: int) -> None:
-    """Retention has moved the start of partition 0, told by the control record."""
+    """Retention has moved the start of partition 0, told by the manifest."""
     found = (await broker.topics.lookup([topic]))[topic]
-    control = await broker.log.control(found.partition(0))
-    moved = type(control)(**{**{name: getattr(control, name) for name in control.__struct_fields__}, "log_start": log_start})
-    outcome = await broker.log.shared.write([Put(PartitionKeys(found.partition(0)).control, encode(moved), None)])
+    manifest = await broker.log.manifest(found.partition(0))
+    moved = type(manifest)(**{**{name: getattr(manifest, name) for name in manifest.__struct_fields__}, "log_start": log_start})
+    outcome = await broker.log.shared.write([Put(PartitionKeys(found.partition(0)).manifest, encode(moved), None)])
     assert isinstance(outcome, Applied)
 
 
@@ -134,8 +134,8 @@ async def test_a_partition_deleted_while_it_is_read_is_told_and_its_neighbours_a
 
     def delete_and_read(reader: Reader, log: PartitionLog, offset: int) -> BatchRun | None:
         run = cached(reader, log, offset)
-        assert log.seen.control is not None
-        log.observe(msgspec.structs.replace(log.seen.control, log_state=LogState.DELETED), log.seen.version + 1)
+        assert log.seen.manifest is not None
+        log.observe(msgspec.structs.replace(log.seen.manifest, log_state=LogState.DELETED), log.seen.version + 1)
         return run
 
     monkeypatch.setattr(Reader, "cached", delete_and_read)
@@ -890,9 +890,9 @@ async def test_what_comes_while_a_wide_fetch_begins_to_wait_is_answered(monkeypa
             steps = begin_in_steps(self)
             yield next(steps)
             assert not moved.readers.wakers, "it is not waited for yet"
-            control = moved.seen.control
-            assert control is not None
-            moved.observe(msgspec.structs.replace(control, log_start=5, sequence_counter=5), moved.seen.version + 1)
+            manifest = moved.seen.manifest
+            assert manifest is not None
+            moved.observe(msgspec.structs.replace(manifest, log_start=5, sequence_counter=5), moved.seen.version + 1)
             yield from steps
 
         monkeypatch.setattr(Wait, "begin_in_steps", begin)

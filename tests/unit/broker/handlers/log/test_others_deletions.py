@@ -17,7 +17,7 @@ from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from sim.loop import VirtualClock, VirtualLoop
 from storage.catalog.topics import Topics
-from storage.formats.control import LogState, encode
+from storage.formats.manifest import LogState, encode
 from storage.log.partition import AGE_S_MAX
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key, Put, Record
@@ -40,7 +40,7 @@ class Reading:
     other: Rig
     partition: PartitionId
     reads: list[str]
-    """Control records that the reader has asked the store for."""
+    """Manifests that the reader has asked the store for."""
 
     async def at(self, offset: int, *, max_wait_ms: int = 0) -> FetchedPartition:
         response = await self.fetch.handle(fetch_request(asking("t", offset=offset), max_wait_ms=max_wait_ms), version=12)
@@ -71,13 +71,13 @@ async def reading() -> AsyncIterator[Reading]:
         log.metadata.get_many = get_many  # type: ignore[assignment, method-assign]
         deaf, parts = Deaf(log.metadata), log.parts
         topics = Topics(deaf, clock=clock, ids=IdSource(clock=clock), entropy=no_jitter)  # type: ignore[arg-type]
-        waiters = Waiters(metadata=deaf, partitions=parts.partitions, control_reads=parts.control_reads, clock=clock)  # type: ignore[arg-type]
+        waiters = Waiters(metadata=deaf, partitions=parts.partitions, manifest_reads=parts.manifest_reads, clock=clock)  # type: ignore[arg-type]
         nursery.spawn(waiters.run(), name="waiters")
         topic = await topics.create("t", partition_count=1, replication_factor=1, configs={})
         fetch = Fetch(
             topics=topics,
             partitions=parts.partitions,
-            control_reads=parts.control_reads,
+            manifest_reads=parts.manifest_reads,
             reader=parts.reader,
             waiters=waiters,
             clock=clock,
@@ -122,9 +122,9 @@ def test_the_start_beside_records_is_as_new_as_they_are() -> None:
 def test_records_of_a_topic_that_another_broker_has_deleted_are_served_for_a_second_at_most() -> None:
     async def play(made: Reading) -> int:
         await made.write(made.log, b"a")
-        control = await made.other.control(made.partition)
-        key = made.log.parts.partitions.get(made.partition).keys.control
-        await made.log.shared.write([Put(key, encode(msgspec.structs.replace(control, log_state=LogState.DELETED)), None)])
+        manifest = await made.other.manifest(made.partition)
+        key = made.log.parts.partitions.get(made.partition).keys.manifest
+        await made.log.shared.write([Put(key, encode(msgspec.structs.replace(manifest, log_state=LogState.DELETED)), None)])
         await asyncio.sleep(AGE_S_MAX * 1.001)
         return (await made.at(0)).error_code
 

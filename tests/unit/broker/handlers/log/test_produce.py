@@ -87,7 +87,7 @@ async def test_two_batches_of_one_partition_are_appended_in_their_order() -> Non
         results = await broker.send(("t", 0, record_batch(b"a", b"b")), ("t", 0, record_batch(b"c")))
 
         assert [result.base_offset for result in results] == [0, 2]
-        assert (await broker.log.control(topic.partition(0))).sequence_counter == 3
+        assert (await broker.log.manifest(topic.partition(0))).sequence_counter == 3
 
 
 @pytest.mark.parametrize("acks", [-2, 2, 32_767])
@@ -97,7 +97,7 @@ async def test_other_acks_are_refused_and_nothing_is_appended(acks: int) -> None
         results = await broker.send(("t", 0, record_batch()), ("u", 0, record_batch()), acks=acks)
 
         assert codes(results) == [ErrorCode.invalid_required_acks] * 2
-        assert (await broker.log.control(topic.partition(0))).sequence_counter == 0
+        assert (await broker.log.manifest(topic.partition(0))).sequence_counter == 0
 
 
 async def test_a_request_without_partitions_is_answered_at_once() -> None:
@@ -178,7 +178,7 @@ async def test_log_append_time_is_stamped_into_the_batch_and_told() -> None:
         assert header.attributes == 0x08
         assert header.max_timestamp == NOW_MS + 5_000
         assert header.crc == checksum(batch)
-        assert (await broker.log.control(topic.partition(0))).max_timestamp == NOW_MS + 5_000
+        assert (await broker.log.manifest(topic.partition(0))).max_timestamp == NOW_MS + 5_000
 
 
 async def test_changed_rules_of_a_topic_that_was_made_anew_are_heeded() -> None:
@@ -201,7 +201,7 @@ async def test_a_resent_batch_is_answered_with_the_offset_it_has() -> None:
 
         assert codes([first, again, following]) == [ErrorCode.none] * 3
         assert [first.base_offset, again.base_offset, following.base_offset] == [0, 0, 2]
-        assert (await broker.log.control(topic.partition(0))).sequence_counter == 3
+        assert (await broker.log.manifest(topic.partition(0))).sequence_counter == 3
 
 
 async def test_a_gap_in_the_sequence_and_an_old_epoch_are_told_apart() -> None:

@@ -33,7 +33,7 @@ from storage.catalog.identity import open_cluster, open_zone_secret, write_marke
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
 from storage.errors import StorageError
-from storage.formats.control import Control, ProducerPage, SegmentEntry, decode_control, encode, with_rewritten
+from storage.formats.manifest import Manifest, ProducerPage, SegmentEntry, decode_manifest, encode, with_rewritten
 from storage.formats.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from storage.formats.segment import Segment, SegmentWriter
 from storage.formats.wal import decode_header, header_bytes
@@ -127,8 +127,8 @@ async def make() -> Example:
             await send(parts, first, idempotent_batch(producer_id, number + 2, b"latte", clock=clock))
     trace = await Tracer(metadata=metadata, objects=objects).trace(TOPIC, 0, TRACED_OFFSET)
     at = keys.PartitionKeys(first)
-    control = decode_control(await value_of(metadata, at.control), path=at.control.path)
-    # What a commit does when a control record holds too many producers.
+    control = decode_manifest(await value_of(metadata, at.control), path=at.control.path)
+    # What a commit does when a manifest holds too many producers.
     page = encode(ProducerPage(producers={producer_id: control.producers[producer_id]}))
     spilled = Put(at.producer_page(page_name(version=17, epoch=registration.epoch, commit_seq=18, attempt=1) + "-0"), page, ABSENT)
     await metadata.write([spilled])
@@ -162,7 +162,7 @@ async def make() -> Example:
     return Example(found, shared, body, trace_as_table(trace), segment)
 
 
-def merging(control: Control, ids: IdSource) -> Control:
+def merging(control: Manifest, ids: IdSource) -> Manifest:
     """The record as it would be with three segments, of which the first two are being merged."""
     newest = SegmentEntry(17, 18, ObjectId(ids.next_ulid()), 393, control.max_timestamp, control.max_timestamp)
     merged = SegmentEntry(0, 16, ObjectId(ids.next_ulid()), 1_427, control.max_timestamp - 2 * STEP_MS, control.max_timestamp - 2 * STEP_MS)

@@ -63,11 +63,11 @@ def test_of_a_long_list_the_ends_are_shown() -> None:
     assert record_text("k", b'{"a":[[1],[2],[3]],"b":[]}') == '```\nk\n\n{"a": [[1],\n   [2],\n   [3]],\n "b": []}\n```'
 
 
-def test_every_field_of_the_control_record_has_its_row() -> None:
+def test_every_field_of_the_manifest_has_its_row() -> None:
     page = (PAGES / "metadata.md").read_text()
     rows = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
 
-    for field in control.Control.__struct_encode_fields__:
+    for field in control.Manifest.__struct_encode_fields__:
         assert f"`{field}`" in rows or field == "fmt", field
 
 
@@ -78,9 +78,9 @@ def test_the_table_of_formats_names_files_that_exist_and_their_numbers() -> None
         assert (ROOT / path).exists(), path
     assert f"| {wal.FMT} | `storage/formats/wal.py`" in page
     assert f"| {segment.FMT} | `storage/formats/segment.py`" in page
-    merging = f"{control.FMT_REWRITTEN}: a control record while a merge is under way"
-    carrying = f"{control.FMT_INLINE}: a control record or index chunk with an inline entry"
-    assert f"| {control.FMT}; {merging}; {carrying} | `storage/formats/control.py`" in page
+    merging = f"{control.FMT_REWRITTEN}: a manifest while a merge is under way"
+    carrying = f"{control.FMT_INLINE}: a manifest or index chunk with an inline entry"
+    assert f"| {control.FMT}; {merging}; {carrying} | `storage/formats/manifest.py`" in page
 
 
 def test_the_picture_of_the_object_is_that_of_its_module() -> None:

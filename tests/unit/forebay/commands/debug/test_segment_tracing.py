@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from forebay.commands.trace import Trace, TraceFailed, trace_as_table
-from storage.formats.control import SegmentEntry, encode
+from storage.formats.manifest import SegmentEntry, encode
 from storage.formats.segment import SegmentWriter, segment_key
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import Delete, Put

@@ -13,7 +13,7 @@ from forebay.commands.tracing import ATTEMPTS_MAX, Tracer
 from storage.catalog.records import encode as encode_record
 from storage.catalog.topics import Topic, TopicState
 from storage.errors import Unavailable
-from storage.formats.control import Control, Entry, LogState, encode
+from storage.formats.manifest import Entry, LogState, Manifest, encode
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.log.flush import InlineSettings
 from storage.log.limits import DEFAULT_LIMITS
@@ -42,7 +42,7 @@ async def failure(log: Logged, offset: int, *, topic: str = NAME, partition: int
     return raised.value
 
 
-async def put_control(log: Logged, **changes: object) -> None:
+async def put_manifest(log: Logged, **changes: object) -> None:
     control = msgspec.structs.replace(await log.rig.control(), **changes)
     await log.metadata.write([Put(AT.control, encode(control), None)])
 
@@ -55,7 +55,7 @@ async def dump(log: Logged) -> tuple[list[Record], list[object]]:
     ]
 
 
-async def test_the_newest_entry_is_found_in_the_control_record(log: Logged) -> None:
+async def test_the_newest_entry_is_found_in_the_manifest(log: Logged) -> None:
     await log.append(batch_bytes(3))
     await log.append(batch_bytes(2), batch_bytes(4))
 
@@ -168,7 +168,7 @@ async def test_a_partition_out_of_range_is_answered_with_the_range(log: Logged) 
 )
 async def test_an_offset_outside_the_log_is_answered_with_the_bounds(log: Logged, offset: int, words: str) -> None:
     await log.append(batch_bytes(9))
-    await put_control(log, log_start=2)
+    await put_manifest(log, log_start=2)
 
     error = await failure(log, offset)
 
@@ -184,12 +184,12 @@ async def test_an_empty_log_says_so(log: Logged) -> None:
 
 
 async def test_a_deleted_partition_takes_no_reads(log: Logged) -> None:
-    await put_control(log, log_state=LogState.DELETED)
+    await put_manifest(log, log_state=LogState.DELETED)
 
     assert "was deleted" in str(await failure(log, 0))
 
 
-async def test_a_partition_without_control_record_is_not_found(log: Logged) -> None:
+async def test_a_partition_without_manifest_is_not_found(log: Logged) -> None:
     await log.metadata.write([Delete(AT.control)])
 
     error = await failure(log, 0)
@@ -213,7 +213,7 @@ async def test_an_entry_that_moves_to_the_index_between_the_two_reads_is_found_t
         await log.append(batch_bytes(1))
     (old,) = await log.metadata.get_many([AT.control])
     assert old is not None
-    first = msgspec.json.decode(old.value, type=Control)
+    first = msgspec.json.decode(old.value, type=Manifest)
     # As one would read it who sees the ring before its oldest entries came: offset 3 is neither in `pending` nor, yet, in index/.
     stale = encode(msgspec.structs.replace(first, pending=first.pending[8:]))
 
@@ -363,7 +363,7 @@ async def test_an_object_cut_short_in_a_later_span_is_told_though_the_offset_lie
     await log.append(sent)
     control = await log.rig.control()
     spans = ((header_bytes(1), len(sent)), (header_bytes(1) + len(sent), 70))
-    await put_control(log, pending=(msgspec.structs.replace(control.pending[0], last=5, batches=spans),), sequence_counter=6)
+    await put_manifest(log, pending=(msgspec.structs.replace(control.pending[0], last=5, batches=spans),), sequence_counter=6)
 
     assert "is cut short" in str(await failure(log, 0))
 
@@ -372,7 +372,7 @@ async def test_a_span_that_begins_before_the_slice_of_its_partition_is_damage(lo
     await log.append(batch_bytes(3))
     control = await log.rig.control()
     (position, length), *_ = control.pending[0].batches
-    await put_control(log, pending=(msgspec.structs.replace(control.pending[0], batches=((position - 1, length),)),))
+    await put_manifest(log, pending=(msgspec.structs.replace(control.pending[0], batches=((position - 1, length),)),))
 
     assert "gives these bytes to no slice of the partition" in str(await failure(log, 0))
 
@@ -401,7 +401,7 @@ async def test_an_entry_that_promises_more_records_than_it_has_is_damage(log: Lo
     await log.append(batch_bytes(3))
     control = await log.rig.control()
     longer = msgspec.structs.replace(control.pending[0], last=8)
-    await put_control(log, pending=(longer,), sequence_counter=9)
+    await put_manifest(log, pending=(longer,), sequence_counter=9)
 
     assert "an entry has fewer records than it says" in str(await failure(log, 7))
 
@@ -412,7 +412,7 @@ async def test_a_batch_in_the_second_span_is_found_behind_the_gap(log: Logged) -
     control = await log.rig.control()
     start = header_bytes(1)
     spans = ((start, len(first)), (start + len(first) + len(refused), len(second)))
-    await put_control(log, pending=(msgspec.structs.replace(control.pending[0], last=5, batches=spans),), sequence_counter=6)
+    await put_manifest(log, pending=(msgspec.structs.replace(control.pending[0], last=5, batches=spans),), sequence_counter=6)
 
     trace = await log.tracer.trace(NAME, 0, 3)
 
@@ -443,7 +443,7 @@ def test_each_offset_leads_to_the_batch_that_a_log_of_kept_batches_has_there(lay
             slices = [Slice(PARTITION, header_bytes(1), position - header_bytes(1))]
             await log.objects.put_if_absent(object_key(ANY_ID), [encode_header(ANY_ID, 7, slices), *(body for body, _, _ in batches)])
             entry = Entry(0, offset - 1, ANY_ID, tuple(spans), 1_000, 1_000)
-            await put_control(log, pending=(entry,), sequence_counter=offset)
+            await put_manifest(log, pending=(entry,), sequence_counter=offset)
 
             found = [(await log.tracer.trace(NAME, 0, one)).batch for one in range(offset)]
 
@@ -454,18 +454,18 @@ def test_each_offset_leads_to_the_batch_that_a_log_of_kept_batches_has_there(lay
 
 @pytest.mark.parametrize(("object_id", "spans"), [("../../x", ((90, 10),)), (ANY_ID, ()), (ANY_ID, ((-1, 10),)), (ANY_ID, ((90, 0),))])
 async def test_an_entry_that_names_no_bytes_is_damaged_metadata(log: Logged, object_id: str, spans: tuple[tuple[int, int], ...]) -> None:
-    await put_control(log, pending=(Entry(0, 2, ObjectId(object_id), spans, 1, 1),), sequence_counter=3)
+    await put_manifest(log, pending=(Entry(0, 2, ObjectId(object_id), spans, 1, 1),), sequence_counter=3)
 
     assert str(await failure(log, 1)).startswith("Damaged metadata: an entry names no")
 
 
-async def test_an_undecodable_control_record_is_damaged_metadata(log: Logged) -> None:
+async def test_an_undecodable_manifest_is_damaged_metadata(log: Logged) -> None:
     await log.metadata.write([Put(AT.control, b"{", None)])
 
     assert str(await failure(log, 0)).startswith("Damaged metadata: undecodable record")
 
 
-async def test_a_newer_control_record_asks_for_a_newer_program(log: Logged) -> None:
+async def test_a_newer_manifest_asks_for_a_newer_program(log: Logged) -> None:
     await log.metadata.write([Put(AT.control, b'{"fmt":99}', None)])
 
     assert (await failure(log, 0)).exit_code == 2
@@ -545,7 +545,7 @@ async def test_a_damaged_inline_record_is_said_to_be() -> None:
         (entry,) = (await log.rig.control()).pending
         assert isinstance(entry.batches, bytes)
         damaged = msgspec.structs.replace(entry, batches=entry.batches[:-1] + b"\xff")
-        await put_control(log, pending=(damaged,))
+        await put_manifest(log, pending=(damaged,))
 
         with pytest.raises(TraceFailed, match=r"Checksum mismatch: the batch at bytes .* of inline/.* Restore the metadata store"):
             await log.tracer.trace(NAME, 0, 0)

@@ -1,4 +1,4 @@
-"""The control record of a partition and what travels beside it: THE record that decides (I7). Format 1; 2 while a merge is under way; 3
+"""The manifest of a partition and what travels beside it: THE record that decides (I7). Format 1; 2 while a merge is under way; 3
 with inline entries.
 
 JSON, so that an operator can read it; the small structs inside are arrays, so that it stays under 2 KiB:
@@ -36,11 +36,11 @@ Spans = tuple[tuple[int, int], ...]
 
 FMT: Final = 1
 FMT_REWRITTEN: Final = 2
-"""A control record that names a merge has this number, unless it has an inline entry."""
+"""A manifest that names a merge has this number, unless it has an inline entry."""
 FMT_INLINE: Final = 3
 """A record with an inline entry has this number."""
 NO_TIMESTAMP: Final = -1
-CONTROL_BYTES: Final = 600
+MANIFEST_BYTES: Final = 600
 ENTRY_BYTES: Final = 310
 SPAN_BYTES: Final = 125
 WRITER_BYTES: Final = 120
@@ -133,9 +133,9 @@ class ProducerState(msgspec.Struct, array_like=True, frozen=True, gc=False, forb
 
 
 class PageRef(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A page of producer states that the control record names; it holds none outside of first_pid..last_pid.
+    """A page of producer states that the manifest names; it holds none outside of first_pid..last_pid.
 
-    `newest_ms`: when the last of its producers appended. A page that no control record names is garbage.
+    `newest_ms`: when the last of its producers appended. A page that no manifest names is garbage.
     """
 
     name: str
@@ -144,7 +144,7 @@ class PageRef(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unk
     newest_ms: int
 
 
-class Control(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     fmt: int = FMT
     log_state: LogState = LogState.OPEN
     fence_epoch: int = 0
@@ -181,7 +181,7 @@ class IndexChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unk
 
 
 class SegmentFact(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
-    """The value of segments/{last offset}: a segment that the control record named before (I4), or the merge that holds its offsets.
+    """The value of segments/{last offset}: a segment that the manifest named before (I4), or the merge that holds its offsets.
 
     So the entry may begin below, and end above, what the key was put for.
     """
@@ -191,28 +191,28 @@ class SegmentFact(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_un
 
 
 class ProducerPage(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
-    """The value of producers/{name}: states that left the control record in the commit that names the page. It never changes (ADR 13)."""
+    """The value of producers/{name}: states that left the manifest in the commit that names the page. It never changes (ADR 13)."""
 
     fmt: int = FMT
     producers: dict[int, ProducerState]
 
 
-T = TypeVar("T", Control, IndexChunk, SegmentFact, ProducerPage)
-_control_decoder = msgspec.json.Decoder(Control)
+T = TypeVar("T", Manifest, IndexChunk, SegmentFact, ProducerPage)
+_manifest_decoder = msgspec.json.Decoder(Manifest)
 _chunk_decoder = msgspec.json.Decoder(IndexChunk)
 _segment_decoder = msgspec.json.Decoder(SegmentFact)
 _page_decoder = msgspec.json.Decoder(ProducerPage)
 
 
-def with_rewritten(control: Control, merged: SegmentEntry | None) -> Control:
+def with_rewritten(manifest: Manifest, merged: SegmentEntry | None) -> Manifest:
     if merged is None:
-        return msgspec.structs.replace(control, fmt=FMT, rewriting=msgspec.UNSET)
-    return msgspec.structs.replace(control, fmt=FMT_REWRITTEN, rewriting=merged)
+        return msgspec.structs.replace(manifest, fmt=FMT, rewriting=msgspec.UNSET)
+    return msgspec.structs.replace(manifest, fmt=FMT_REWRITTEN, rewriting=merged)
 
 
-def encode(value: Control | IndexChunk | SegmentFact | ProducerPage) -> bytes:
+def encode(value: Manifest | IndexChunk | SegmentFact | ProducerPage) -> bytes:
     """Under the lowest number of a format that has all of it."""
-    if isinstance(value, Control):
+    if isinstance(value, Manifest):
         fmt = FMT_INLINE if has_inline(value.pending) else FMT if value.rewriting is msgspec.UNSET else FMT_REWRITTEN
     elif isinstance(value, IndexChunk):
         fmt = FMT_INLINE if has_inline(value.entries) else FMT
@@ -230,22 +230,22 @@ def inline_bytes(entries: Sequence[Entry]) -> int:
     return sum([len(entry.batches) for entry in entries if isinstance(entry.batches, bytes)])
 
 
-def decode_control(data: bytes, *, path: str) -> Control:
-    """Raise `IncompatibleFormat` for a newer format and `Corrupt` for anything that is no control record."""
-    control = _decode(_control_decoder, data, path, known=FMT_INLINE)
-    if not 0 <= control.log_start <= control.sequence_counter or not 0 <= control.compaction_cursor <= control.sequence_counter:
+def decode_manifest(data: bytes, *, path: str) -> Manifest:
+    """Raise `IncompatibleFormat` for a newer format and `Corrupt` for anything that is no manifest."""
+    manifest = _decode(_manifest_decoder, data, path, known=FMT_INLINE)
+    if not 0 <= manifest.log_start <= manifest.sequence_counter or not 0 <= manifest.compaction_cursor <= manifest.sequence_counter:
         raise Corrupt(
-            f"control record contradicts itself: key={path!r} log_start={control.log_start} "
-            f"cursor={control.compaction_cursor} sequence_counter={control.sequence_counter}"
+            f"manifest contradicts itself: key={path!r} log_start={manifest.log_start} "
+            f"cursor={manifest.compaction_cursor} sequence_counter={manifest.sequence_counter}"
         )
-    if control.fmt != FMT or control.rewriting is not msgspec.UNSET or has_inline(control.pending):
-        _check_format(control, path)
-    if control.revoked_floor:
+    if manifest.fmt != FMT or manifest.rewriting is not msgspec.UNSET or has_inline(manifest.pending):
+        _check_format(manifest, path)
+    if manifest.revoked_floor:
         try:
-            decode_ulid(control.revoked_floor)
+            decode_ulid(manifest.revoked_floor)
         except ValueError as error:
             raise Corrupt(f"revoked_floor is no object id: key={path!r} cause={error}") from error
-    return control
+    return manifest
 
 
 def decode_chunk(data: bytes, *, path: str) -> IndexChunk:
@@ -272,13 +272,15 @@ def entries_bytes(entries: Sequence[Entry]) -> int:
     return size_bytes
 
 
-def control_bytes(control: Control | None) -> int:
-    if control is None:
+def manifest_bytes(manifest: Manifest | None) -> int:
+    if manifest is None:
         return 0
-    size_bytes = CONTROL_BYTES + entries_bytes(control.pending) + WRITER_BYTES * len(control.writers) + PAGE_REF_BYTES * len(control.pages)
-    if control.producers:
-        batches = sum([len(state.batches) for state in control.producers.values()])
-        size_bytes += PRODUCER_BYTES * len(control.producers) + PRODUCER_BATCH_BYTES * batches
+    size_bytes = (
+        MANIFEST_BYTES + entries_bytes(manifest.pending) + WRITER_BYTES * len(manifest.writers) + PAGE_REF_BYTES * len(manifest.pages)
+    )
+    if manifest.producers:
+        batches = sum([len(state.batches) for state in manifest.producers.values()])
+        size_bytes += PRODUCER_BYTES * len(manifest.producers) + PRODUCER_BATCH_BYTES * batches
     return size_bytes
 
 
@@ -293,7 +295,7 @@ class CompactionAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False, for
 
         {"fmt":1, "state":"COMMITTING", "cursor":0, "object_id":"…", "segment":[base, last, "object id", size_bytes, max, running max]}
 
-    It decides nothing: a segment counts once the control record names it. An attempt that was dropped leaves an object for the collector.
+    It decides nothing: a segment counts once the manifest names it. An attempt that was dropped leaves an object for the collector.
     `cursor` is the compaction cursor that the attempt began with; `segment` is known once its object is whole.
     """
 
@@ -331,11 +333,11 @@ def object_of(source: EntrySource, partition: PartitionId) -> str:
     return f"{INLINE_PREFIX}{source.object_id}" if source.is_inline else object_key(source.object_id)
 
 
-def _check_format(control: Control, path: str) -> None:
-    merged, newest, is_inline = control.rewritten, control.segment, has_inline(control.pending)
-    if control.fmt != (FMT_INLINE if is_inline else FMT_REWRITTEN if merged is not None else FMT):
+def _check_format(manifest: Manifest, path: str) -> None:
+    merged, newest, is_inline = manifest.rewritten, manifest.segment, has_inline(manifest.pending)
+    if manifest.fmt != (FMT_INLINE if is_inline else FMT_REWRITTEN if merged is not None else FMT):
         raise Corrupt(
-            f"a control record and its format contradict: key={path!r} fmt={control.fmt} rewritten={merged} has_inline_entries={is_inline}"
+            f"a manifest and its format contradict: key={path!r} fmt={manifest.fmt} rewritten={merged} has_inline_entries={is_inline}"
         )
     if merged is not None and (newest is None or not 0 <= merged.base <= merged.last < newest.base):
         raise Corrupt(f"a merge is not below the newest segment: key={path!r} rewritten={merged} segment={newest}")

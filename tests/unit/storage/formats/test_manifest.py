@@ -1,4 +1,4 @@
-"""Control records, chunks and producer states at rest."""
+"""Manifests, chunks and producer states at rest."""
 
 import msgspec
 import pytest
@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import Corrupt, IncompatibleFormat
-from storage.formats.control import (
-    Control,
+from storage.formats.levels import undecodable
+from storage.formats.manifest import (
     Entry,
     IndexChunk,
     LogState,
+    Manifest,
     PageRef,
     ProducerBatch,
     ProducerPage,
@@ -18,15 +19,14 @@ from storage.formats.control import (
     SegmentEntry,
     WriterEntry,
     decode_chunk,
-    decode_control,
+    decode_manifest,
     decode_page,
     encode,
     with_rewritten,
 )
-from storage.formats.levels import undecodable
 from storage.limits import (
-    CONTROL_BYTES_TARGET,
     INLINE_BYTES_MAX,
+    MANIFEST_BYTES_TARGET,
     METADATA_VALUE_BYTES_MAX,
     PRODUCER_BATCHES_KEPT,
     PRODUCER_PAGES_MAX,
@@ -41,8 +41,8 @@ ID = ObjectId("01J00000000000000000000000")
 numbers = st.integers(0, 2**62)
 entries = st.builds(Entry, numbers, numbers, st.just(ID), st.tuples(st.tuples(numbers, numbers)), numbers, numbers)
 states = st.builds(ProducerState, numbers, st.tuples(st.builds(ProducerBatch, numbers, numbers, numbers, numbers)), st.none() | numbers)
-controls = st.builds(
-    Control,
+manifests = st.builds(
+    Manifest,
     log_state=st.sampled_from(LogState),
     sequence_counter=st.just(2**62),
     log_start=numbers,
@@ -56,9 +56,9 @@ controls = st.builds(
 )
 
 
-@given(controls)
-def test_a_control_record_survives_the_round_trip(control: Control) -> None:
-    assert decode_control(encode(control), path="test") == control
+@given(manifests)
+def test_a_manifest_survives_the_round_trip(manifest: Manifest) -> None:
+    assert decode_manifest(encode(manifest), path="test") == manifest
 
 
 class EntryOfLevel1(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -91,51 +91,51 @@ class ControlOfLevel1(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_timestamp_offset: int
 
 
-def of_level_1(control: Control) -> ControlOfLevel1:
-    return ControlOfLevel1(**{name: getattr(control, name) for name in ControlOfLevel1.__struct_fields__})
+def of_level_1(manifest: Manifest) -> ControlOfLevel1:
+    return ControlOfLevel1(**{name: getattr(manifest, name) for name in ControlOfLevel1.__struct_fields__})
 
 
-def with_segment(control: Control) -> Control:
-    return msgspec.structs.replace(control, segment=SegmentEntry(20, 29, ID, 1_000, 5, 5))
+def with_segment(manifest: Manifest) -> Manifest:
+    return msgspec.structs.replace(manifest, segment=SegmentEntry(20, 29, ID, 1_000, 5, 5))
 
 
 MERGED = SegmentEntry(0, 19, ID, 1_000, 5, 5)
 
 
-@given(controls)
-def test_a_record_without_a_merge_is_the_same_bytes_as_before_there_were_merges(control: Control) -> None:
-    old = msgspec.json.encode(of_level_1(control))
+@given(manifests)
+def test_a_record_without_a_merge_is_the_same_bytes_as_before_there_were_merges(manifest: Manifest) -> None:
+    old = msgspec.json.encode(of_level_1(manifest))
 
-    assert encode(control) == old
-    assert encode(with_rewritten(with_rewritten(control, MERGED), None)) == old
-    assert decode_control(old, path="test") == control
+    assert encode(manifest) == old
+    assert encode(with_rewritten(with_rewritten(manifest, MERGED), None)) == old
+    assert decode_manifest(old, path="test") == manifest
 
 
-@given(controls.map(with_segment))
-def test_a_record_with_a_merge_survives_and_is_refused_by_whoever_does_not_know_merges(control: Control) -> None:
-    merging = with_rewritten(control, MERGED)
+@given(manifests.map(with_segment))
+def test_a_record_with_a_merge_survives_and_is_refused_by_whoever_does_not_know_merges(manifest: Manifest) -> None:
+    merging = with_rewritten(manifest, MERGED)
     data = encode(merging)
 
-    assert decode_control(data, path="test") == merging
-    assert (merging.fmt, merging.rewritten, control.rewritten) == (2, MERGED, None)
+    assert decode_manifest(data, path="test") == merging
+    assert (merging.fmt, merging.rewritten, manifest.rewritten) == (2, MERGED, None)
     with pytest.raises(msgspec.ValidationError, match="rewritten"):
         msgspec.json.decode(data, type=ControlOfLevel1)
 
 
 @pytest.mark.parametrize(
-    "control",
+    "manifest",
     [
-        msgspec.structs.replace(with_segment(Control()), rewriting=MERGED),
-        msgspec.structs.replace(with_segment(Control()), fmt=2),
-        with_rewritten(Control(), MERGED),
-        with_rewritten(with_segment(Control()), SegmentEntry(0, 20, ID, 1_000, 5, 5)),
-        with_rewritten(with_segment(Control()), SegmentEntry(8, 7, ID, 1_000, 5, 5)),
+        msgspec.structs.replace(with_segment(Manifest()), rewriting=MERGED),
+        msgspec.structs.replace(with_segment(Manifest()), fmt=2),
+        with_rewritten(Manifest(), MERGED),
+        with_rewritten(with_segment(Manifest()), SegmentEntry(0, 20, ID, 1_000, 5, 5)),
+        with_rewritten(with_segment(Manifest()), SegmentEntry(8, 7, ID, 1_000, 5, 5)),
     ],
     ids=["a merge in format 1", "format 2 without one", "no newest segment", "not below the newest", "empty"],
 )
-def test_a_merge_that_contradicts_its_record_is_corrupt(control: Control) -> None:
+def test_a_merge_that_contradicts_its_record_is_corrupt(manifest: Manifest) -> None:
     with pytest.raises(Corrupt, match="test"):
-        decode_control(msgspec.json.encode(control), path="test")
+        decode_manifest(msgspec.json.encode(manifest), path="test")
 
 
 @given(st.lists(entries, min_size=1, max_size=5))
@@ -160,17 +160,17 @@ def test_the_largest_states_fit_the_estimate_of_a_page_by_a_third() -> None:
 def test_a_usual_record_stays_below_its_target_size() -> None:
     pending = tuple(Entry(10**9 + n, 10**9 + n, ID, ((8_000_000, 1_000_000),), 1_700_000_000_000, 1_700_000_000_000) for n in range(8))
     batches = tuple(ProducerBatch(n, n, 10**9, 1_700_000_000_000) for n in range(5))
-    control = Control(
+    manifest = Manifest(
         sequence_counter=10**10, pending=pending, writers={3: WriterEntry(10**6, 1)}, producers={10**6: ProducerState(0, batches)}
     )
 
-    assert len(encode(control)) < CONTROL_BYTES_TARGET
+    assert len(encode(manifest)) < MANIFEST_BYTES_TARGET
 
 
 def test_a_full_ring_stays_far_below_the_cap() -> None:
     pending = tuple(Entry(2**62, 2**62, ID, ((2**40, 2**30),), 2**62, 2**62) for _ in range(DEFAULT_LIMITS.pending_entries_max))
 
-    assert len(encode(Control(sequence_counter=2**62, pending=pending))) < DEFAULT_LIMITS.control_bytes_max // 3
+    assert len(encode(Manifest(sequence_counter=2**62, pending=pending))) < DEFAULT_LIMITS.manifest_bytes_max // 3
 
 
 def test_the_largest_record_has_room_for_what_a_commit_may_carry() -> None:
@@ -180,7 +180,7 @@ def test_the_largest_record_has_room_for_what_a_commit_may_carry() -> None:
     while len(encode(ProducerPage(producers=hot))) < PRODUCERS_HOT_BYTES_MAX:
         hot[10**12 + len(hot)] = state
     segment = SegmentEntry(10**12, 10**12, ID, 10**9, 1_700_000_000_000, 1_700_000_000_000)
-    largest = Control(
+    largest = Manifest(
         sequence_counter=10**12 + 2,
         log_start=10**12,
         compaction_cursor=10**12 + 1,
@@ -197,24 +197,24 @@ def test_the_largest_record_has_room_for_what_a_commit_may_carry() -> None:
         rewriting=segment,
     )
 
-    assert len(encode(largest)) <= DEFAULT_LIMITS.control_bytes_max
+    assert len(encode(largest)) <= DEFAULT_LIMITS.manifest_bytes_max
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"fmt":1,"log_start":"x"}', b'{"fmt":1,"log_start":5,"sequence_counter":3}'])
-def test_what_is_no_control_record_is_corrupt(damage: bytes) -> None:
+def test_what_is_no_manifest_is_corrupt(damage: bytes) -> None:
     with pytest.raises(Corrupt, match="test"):
-        decode_control(damage, path="test")
+        decode_manifest(damage, path="test")
 
 
 def test_a_floor_that_is_no_object_id_is_corrupt() -> None:
     with pytest.raises(Corrupt, match="revoked_floor"):
-        decode_control(encode(Control(revoked_floor=ObjectId("nonsense"))), path="test")
+        decode_manifest(encode(Manifest(revoked_floor=ObjectId("nonsense"))), path="test")
 
 
 @pytest.mark.parametrize("value", [{"fmt": 4}, {"fmt": 4, "log_state": "SPLIT"}, {"fmt": 5, "pending": "elsewhere"}])
 def test_a_newer_format_is_refused_by_its_number_whatever_else_it_holds(value: dict[str, object]) -> None:
     with pytest.raises(IncompatibleFormat, match="this program knows up to 3"):
-        decode_control(msgspec.json.encode(value), path="test")
+        decode_manifest(msgspec.json.encode(value), path="test")
 
 
 def test_an_empty_chunk_is_corrupt() -> None:
@@ -227,17 +227,17 @@ inline_entries = st.builds(
 )
 
 
-@given(controls, st.lists(inline_entries, min_size=1, max_size=3), st.booleans())
+@given(manifests, st.lists(inline_entries, min_size=1, max_size=3), st.booleans())
 def test_a_record_with_inline_entries_survives_and_has_a_number_of_its_own(
-    control: Control, carried: list[Entry], is_merging: bool
+    manifest: Manifest, carried: list[Entry], is_merging: bool
 ) -> None:
-    control = msgspec.structs.replace(control, pending=(*control.pending, *carried))
+    manifest = msgspec.structs.replace(manifest, pending=(*manifest.pending, *carried))
     if is_merging:
-        control = with_rewritten(with_segment(control), MERGED)
-    found = decode_control(encode(control), path="test")
+        manifest = with_rewritten(with_segment(manifest), MERGED)
+    found = decode_manifest(encode(manifest), path="test")
 
-    assert found == msgspec.structs.replace(control, fmt=3)
-    assert encode(msgspec.structs.replace(found, pending=())) == encode(msgspec.structs.replace(control, pending=()))
+    assert found == msgspec.structs.replace(manifest, fmt=3)
+    assert encode(msgspec.structs.replace(found, pending=())) == encode(msgspec.structs.replace(manifest, pending=()))
 
 
 @given(st.lists(st.one_of(entries, inline_entries), min_size=1, max_size=5))
@@ -253,13 +253,13 @@ def test_inline_entries_under_an_older_number_are_corrupt(fmt: int) -> None:
     carried = Entry(0, 0, ID, b"batch", 0, 0)
 
     with pytest.raises(Corrupt, match="has_inline_entries=True"):
-        decode_control(msgspec.json.encode(Control(fmt=fmt, sequence_counter=1, pending=(carried,))), path="test")
+        decode_manifest(msgspec.json.encode(Manifest(fmt=fmt, sequence_counter=1, pending=(carried,))), path="test")
     with pytest.raises(Corrupt, match="contradict"):
         decode_chunk(msgspec.json.encode(IndexChunk(fmt=fmt, entries=(carried,))), path="test")
 
 
 def test_a_release_that_knows_no_inline_entries_says_that_a_newer_one_wrote_them() -> None:
-    data = encode(Control(sequence_counter=1, pending=(Entry(0, 0, ID, b"batch", 0, 0),)))
+    data = encode(Manifest(sequence_counter=1, pending=(Entry(0, 0, ID, b"batch", 0, 0),)))
 
     with pytest.raises(msgspec.ValidationError) as refused:
         msgspec.json.decode(data, type=ControlOfLevel1)

@@ -9,9 +9,9 @@ import pytest
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from storage.errors import NotFound, Unavailable
-from storage.formats.control import Control, decode_control, encode
+from storage.formats.manifest import Manifest, decode_manifest, encode
 from storage.log import fresh_reads
-from storage.log.fresh_reads import DECODED_AT_ONCE, ControlReads, LogBounds
+from storage.log.fresh_reads import DECODED_AT_ONCE, LogBounds, ManifestReads
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog, Partitions
 from storage.metadata.memory import MemoryMetadataStore
@@ -27,7 +27,7 @@ class Slow:
     def __init__(self) -> None:
         self.reads: list[list[str]] = []
         self.let_go = asyncio.Event()
-        self.control = Control()
+        self.manifest = Manifest()
         self.version = 1
         self.silent: int | None = None
         """The shard that waits to be let go; None: both."""
@@ -40,14 +40,14 @@ class Slow:
         self.reads.append([key.path for key in keys])
         if self.silent is None or any(self.shard_of(key.partition_key) == self.silent for key in keys):
             await self.let_go.wait()
-        return [Record(key.path, encode(self.control), self.version) for key in keys]
+        return [Record(key.path, encode(self.manifest), self.version) for key in keys]
 
 
 async def test_callers_of_one_moment_share_a_read_and_later_ones_get_a_later_one() -> None:
     store, partitions = Slow(), Partitions()
     log = partitions.get(PARTITION)
     async with Nursery() as nursery:
-        reads = ControlReads(metadata=store, partitions=partitions, nursery=nursery)  # type: ignore[arg-type]
+        reads = ManifestReads(metadata=store, partitions=partitions, nursery=nursery)  # type: ignore[arg-type]
         async with asyncio.TaskGroup() as group:
             group.create_task(reads.refresh([log]))
             await asyncio.sleep(0)
@@ -63,16 +63,16 @@ async def test_callers_of_one_moment_share_a_read_and_later_ones_get_a_later_one
 async def test_nothing_is_read_for_nobody() -> None:
     store = Slow()
     async with Nursery() as nursery, asyncio.timeout(5):
-        reads = ControlReads(metadata=store, partitions=Partitions(), nursery=nursery)  # type: ignore[arg-type]
+        reads = ManifestReads(metadata=store, partitions=Partitions(), nursery=nursery)  # type: ignore[arg-type]
         await reads.refresh([])
 
     assert store.reads == []
 
 
 async def test_a_read_that_is_not_answered_is_unavailable() -> None:
-    store, partitions, limits = Slow(), Partitions(), LogLimits(control_read_timeout_s=0.01)
+    store, partitions, limits = Slow(), Partitions(), LogLimits(manifest_read_timeout_s=0.01)
     async with Nursery() as nursery:
-        reads = ControlReads(metadata=store, partitions=partitions, nursery=nursery, limits=limits)  # type: ignore[arg-type]
+        reads = ManifestReads(metadata=store, partitions=partitions, nursery=nursery, limits=limits)  # type: ignore[arg-type]
 
         with pytest.raises(Unavailable, match="did not answer"):
             await reads.refresh([partitions.get(PARTITION)])
@@ -82,7 +82,7 @@ async def test_one_caller_that_gives_up_does_not_take_the_read_from_others() -> 
     store, partitions = Slow(), Partitions()
     log = partitions.get(PARTITION)
     async with Nursery() as nursery:
-        reads = ControlReads(metadata=store, partitions=partitions, nursery=nursery)  # type: ignore[arg-type]
+        reads = ManifestReads(metadata=store, partitions=partitions, nursery=nursery)  # type: ignore[arg-type]
         async with asyncio.TaskGroup() as group:
             impatient = group.create_task(reads.refresh([log]))
             patient = group.create_task(reads.refresh([log]))
@@ -97,10 +97,10 @@ async def test_one_caller_that_gives_up_does_not_take_the_read_from_others() -> 
 
 async def test_bounds_are_those_of_the_record() -> None:
     store, partitions = Slow(), Partitions()
-    store.control = Control(sequence_counter=9, log_start=4, bytes_total=77)
+    store.manifest = Manifest(sequence_counter=9, log_start=4, bytes_total=77)
     store.let_go.set()
     async with Nursery() as nursery:
-        reads = ControlReads(metadata=store, partitions=partitions, nursery=nursery)  # type: ignore[arg-type]
+        reads = ManifestReads(metadata=store, partitions=partitions, nursery=nursery)  # type: ignore[arg-type]
 
         assert await reads.read([PARTITION]) == [LogBounds(4, 9, 77)]
 
@@ -114,17 +114,17 @@ def test_idle_partitions_are_forgotten_when_there_are_too_many() -> None:
 
     assert len(partitions) <= 10
     assert partitions.get(PARTITION) is busy
-    assert partitions.by_control_path(busy.keys.control.path) is busy
+    assert partitions.by_manifest_path(busy.keys.manifest.path) is busy
     assert isinstance(fresh_reads.bounds_of(busy), NotFound)
 
 
 @contextlib.asynccontextmanager
-async def two_shards(*, limits: LogLimits = DEFAULT_LIMITS) -> AsyncIterator[tuple[Slow, ControlReads, PartitionLog, PartitionLog]]:
+async def two_shards(*, limits: LogLimits = DEFAULT_LIMITS) -> AsyncIterator[tuple[Slow, ManifestReads, PartitionLog, PartitionLog]]:
     """The log of the first lies on a shard that does not answer."""
     store, partitions = Slow(), Partitions()
     store.silent = 0
     async with Nursery() as nursery:
-        reads = ControlReads(metadata=store, partitions=partitions, nursery=nursery, limits=limits)  # type: ignore[arg-type]
+        reads = ManifestReads(metadata=store, partitions=partitions, nursery=nursery, limits=limits)  # type: ignore[arg-type]
         yield store, reads, partitions.get(PARTITION), partitions.get(PARTITION._replace(partition=1))
 
 
@@ -179,9 +179,9 @@ async def test_what_a_shard_failed_with_concerns_its_own_partitions() -> None:
             return await get_many(wanted)
 
         broker.metadata.get_many = half  # type: ignore[method-assign]
-        failed = await broker.parts.control_reads.refresh_each(logs)
+        failed = await broker.parts.manifest_reads.refresh_each(logs)
         with pytest.raises(Unavailable, match="away"):
-            await broker.parts.control_reads.refresh(logs)
+            await broker.parts.manifest_reads.refresh(logs)
 
         assert set(failed) == {log for log in logs if broker.shared.shard_of(log.keys.partition_key) == failing}
         assert 0 < len(failed) < len(logs)
@@ -191,16 +191,16 @@ async def test_a_record_that_is_known_is_not_decoded_again(monkeypatch: pytest.M
     """Most reads find what was there before: decoding it would be most of their price."""
     decoded: list[str] = []
 
-    def decode(value: bytes, *, path: str) -> Control:
+    def decode(value: bytes, *, path: str) -> Manifest:
         decoded.append(path)
-        return decode_control(value, path=path)
+        return decode_manifest(value, path=path)
 
-    monkeypatch.setattr(fresh_reads, "decode_control", decode)
+    monkeypatch.setattr(fresh_reads, "decode_manifest", decode)
     store, partitions = Slow(), Partitions()
     store.let_go.set()
     log = partitions.get(PARTITION)
     async with Nursery() as nursery:
-        reads = ControlReads(metadata=store, partitions=partitions, nursery=nursery)  # type: ignore[arg-type]
+        reads = ManifestReads(metadata=store, partitions=partitions, nursery=nursery)  # type: ignore[arg-type]
         await reads.refresh([log])
         await reads.refresh([log])
         log.observe_absent()
@@ -208,7 +208,7 @@ async def test_a_record_that_is_known_is_not_decoded_again(monkeypatch: pytest.M
 
     assert len(store.reads) == 3
     assert len(decoded) == 2, "the first, and the one after it seemed to be gone"
-    assert log.seen.control == store.control
+    assert log.seen.manifest == store.manifest
 
 
 async def test_a_hint_counts_until_the_record_it_is_about_is_taken_over() -> None:
@@ -217,15 +217,15 @@ async def test_a_hint_counts_until_the_record_it_is_about_is_taken_over() -> Non
     store.let_go.set()
     logs = [partitions.get(PARTITION._replace(partition=2 * number)) for number in range(3 * DECODED_AT_ONCE)]
     async with Nursery() as nursery:
-        reads = ControlReads(metadata=store, partitions=partitions, nursery=nursery)  # type: ignore[arg-type]
+        reads = ManifestReads(metadata=store, partitions=partitions, nursery=nursery)  # type: ignore[arg-type]
         for log in logs:
             log.seen.note_hint(store.version, 0.0)
 
         async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
             refreshing = group.create_task(reads.refresh(logs))
-            while logs[0].seen.control is None:  # noqa: ASYNC110 - a log tells nobody that it was read
+            while logs[0].seen.manifest is None:  # noqa: ASYNC110 - a log tells nobody that it was read
                 await asyncio.sleep(0)
-            untaken = [log for log in logs if log.keys.control.path in store.reads[0] and log.seen.control is None]
+            untaken = [log for log in logs if log.keys.manifest.path in store.reads[0] and log.seen.manifest is None]
             between = [log.seen.is_hinted for log in untaken]
             untaken[-1].seen.note_hint(store.version + 1, 0.0)
             untaken[-2].seen.note_hint(None, asyncio.get_running_loop().time())
