@@ -15,7 +15,7 @@ from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from sim.broker import CLIENT_LATENCY_S, SESSION_TIMEOUT_MS, START_PAUSE_S, ConnectionLost
 from sim.faults import FaultPlan, Wire
-from sim.groups.estranged import Estranged
+from sim.groups.partitioned import PartitionedClient
 from sim.history import History
 from sim.loop import OrderedNursery, VirtualClock
 from sim.metadata import SimMetadata
@@ -100,7 +100,7 @@ class GroupBroker:
         self._gate = asyncio.Event()
         self._gate.set()
         self._metadata = SimMetadata(ground.metadata, Wire(self.name, ground.plan, self._gate, ground.nursery, ground.trace))
-        self._heard = Estranged(self._metadata)
+        self._heard = PartitionedClient(self._metadata)
         self._asked: dict[asyncio.Future[object], None] = {}
         self._running: tuple[Nursery, Coordinator] | None = None
         self._task = ground.nursery.spawn(self._run(), name=self.name)

@@ -30,7 +30,7 @@ FAULTS_S: Final = (10.0, 40.0)
 LIVENESS_S: Final = 120.0
 """After the last fault every partition goes on within this: a request that is late by 14 s, sessions, and a rebalance or two."""
 BROKER_PAUSE_S: Final = (0.2, 8.0)
-ESTRANGED_S: Final = (2.0, 20.0)
+PARTITIONED_S: Final = (2.0, 20.0)
 MEMBER_PAUSE_S: Final = (1.0, 20.0)
 LOOK_S: Final = 0.3
 SHARDS: Final = 2
@@ -138,7 +138,7 @@ class _World:
                     self._loop.call_later(self._chance.uniform(*BROKER_PAUSE_S), broker.resume)
                 case "estrange":
                     broker.estrange()
-                    self._loop.call_later(self._chance.uniform(*ESTRANGED_S), broker.resume)
+                    self._loop.call_later(self._chance.uniform(*PARTITIONED_S), broker.resume)
                 case "session":
                     broker.lose_session()
                 case "outage":

@@ -17,7 +17,6 @@ from kio.schema.errors import ErrorCode
 from kio.schema.find_coordinator.v3 import FindCoordinatorRequest as KioFindCoordinatorRequest
 
 from services.faults.plan import Fault, Rule
-from sim.groups.estranged import Estranged
 from sim.groups.history import (
     GroupHistory,
     backwards,
@@ -27,6 +26,7 @@ from sim.groups.history import (
     reread_below_a_commit,
     unprocessed,
 )
+from sim.groups.partitioned import PartitionedClient
 from tests.chaos.group_load import Eye, Steady, Worker, running, wait_until
 from tests.kit.clustering import SOON_S, Cluster, Member, running_cluster
 from tests.kit.group_scenes import Raw, until
@@ -44,11 +44,11 @@ NOT_COORDINATOR = int(ErrorCode.not_coordinator)
 
 @dataclass
 class World:
-    """Brokers whose metadata may be estranged, and a client of them all."""
+    """Brokers whose metadata may be partitioned, and a client of them all."""
 
     cluster: Cluster
     client: Any
-    metadata: dict[int, Estranged]
+    metadata: dict[int, PartitionedClient]
 
     async def coordinator(self, *, but: int | None = None) -> int:
         """As a broker names it that is not `but`; and another than that."""
@@ -80,10 +80,10 @@ class World:
 @contextlib.asynccontextmanager
 async def world() -> AsyncIterator[World]:
     async with running_cluster() as cluster:
-        made: list[Estranged] = []
+        made: list[PartitionedClient] = []
 
-        def wrap(store: Any) -> Estranged:
-            made.append(Estranged(store))
+        def wrap(store: Any) -> PartitionedClient:
+            made.append(PartitionedClient(store))
             return made[-1]
 
         metadata = {}

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from storage.metadata.port import Key, MetadataStore, OnChange, Record, Session, Subscription, WriteOp, WriteOutcome
 
 
-class Estranged:
+class PartitionedClient:
     """`hears` clear: sessions that end seem to go on. `passes` clear: requests wait, and are carried out when it is set, however late."""
 
     def __init__(self, store: MetadataStore) -> None:
