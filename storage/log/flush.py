@@ -27,20 +27,20 @@ GATHER_S: Final = 0.005
 QUIET_S: Final = 0.02
 """When nothing has arrived for this long, producers have all under way that they may have: no more comes until a flush."""
 QUIET_PER_INTERVAL: Final = 4
-ECHO_S: Final = 0.005
-"""As QUIET_S, of an echo: no flush is under way whose answer could make anyone send more."""
-ECHO_BEGINS_S: Final = 0.01
+ACK_BURST_S: Final = 0.005
+"""As QUIET_S, of an ack burst: no flush is under way whose answer could make anyone send more."""
+ACK_BURST_BEGINS_S: Final = 0.01
 """Producers that waited for an answer send again within this: their way to the broker and back, and the time to make a request. They may
-begin ECHO_S before the flush has ended: its shards answer one after the other.
+begin ACK_BURST_S before the flush has ended: its shards answer one after the other.
 """
-ECHO_SHARE: Final = 3 / 4
+ACK_BURST_SHARE: Final = 3 / 4
 """When this part of the bytes that were answered has come again, few producers are missing."""
-ECHO_QUIETS_MIN: Final = 2
-"""Times what is worth a PUT. A smaller echo is paced: producers that are held by a rate, too, would make ever smaller ones."""
-ECHO_GROWS_MAX: Final = 1.5
+ACK_BURST_QUIETS_MIN: Final = 2
+"""Times what is worth a PUT. A smaller ack burst is paced: producers that are held by a rate, too, would make ever smaller ones."""
+ACK_BURST_GROWS_MAX: Final = 1.5
 """A larger one, in ratio to what was answered, is what was made meanwhile: once it is gone, little would come for the next flush."""
-ECHO_PACED_PARTS: Final = 2
-"""A paced echo may be half of what is worth a PUT otherwise: its producers wait as those of the large one before it did."""
+ACK_BURST_PACED_PARTS: Final = 2
+"""A paced ack burst may be half of what is worth a PUT otherwise: its producers wait as those of the large one before it did."""
 BURST_S: Final = 0.25
 """How much unused budget is kept, to be spent at once."""
 CONFLICTS_MAX: Final = 0.5
@@ -121,27 +121,27 @@ class OpenFlush(Generic[L]):
             return Trigger.PARTITIONS
         return None
 
-    def is_echo(self, last: LastFlush) -> bool:
+    def is_ack_burst(self, last: LastFlush) -> bool:
         """Whether producers that all waited for the last flush have sent again, most of them at least. A load that does not wait for
         answers sends while a flush is under way, so it makes none.
         """
         return (
             last.under_way == 0
-            and -ECHO_S <= self.opened_s - last.ended_s <= ECHO_BEGINS_S
-            and (self.size_bytes >= ECHO_SHARE * last.size_bytes or self.batch_count >= last.batch_count)
+            and -ACK_BURST_S <= self.opened_s - last.ended_s <= ACK_BURST_BEGINS_S
+            and (self.size_bytes >= ACK_BURST_SHARE * last.size_bytes or self.batch_count >= last.batch_count)
         )
 
     def quiet_s(self, settings: FlushSettings, last: LastFlush, *, quiet_bytes_min: int) -> float | None:
         """When it is due if nothing else arrives; None: not before time makes it due.
 
-        `quiet_bytes_min`: what is worth a PUT then. Bursts make QUIET_PER_INTERVAL flushes at most. A large echo waits for no interval, and
+        `quiet_bytes_min`: what is worth a PUT then. Bursts make QUIET_PER_INTERVAL flushes at most. A large ack burst waits for no interval, and
         if it is whole hardly for more to come.
         """
-        is_echo = self.size_bytes >= quiet_bytes_min // ECHO_PACED_PARTS and self.is_echo(last)
-        if is_echo and ECHO_QUIETS_MIN * quiet_bytes_min <= self.size_bytes <= ECHO_GROWS_MAX * last.size_bytes:
+        is_ack_burst = self.size_bytes >= quiet_bytes_min // ACK_BURST_PACED_PARTS and self.is_ack_burst(last)
+        if is_ack_burst and ACK_BURST_QUIETS_MIN * quiet_bytes_min <= self.size_bytes <= ACK_BURST_GROWS_MAX * last.size_bytes:
             is_whole = self.size_bytes >= last.size_bytes or self.batch_count >= last.batch_count
-            return self.added_s + (ECHO_S if is_whole else QUIET_S)
-        if is_echo or self.size_bytes >= quiet_bytes_min:
+            return self.added_s + (ACK_BURST_S if is_whole else QUIET_S)
+        if is_ack_burst or self.size_bytes >= quiet_bytes_min:
             return max(self.added_s + QUIET_S, last.began_s + settings.interval_s / QUIET_PER_INTERVAL)
         return None
 

@@ -402,7 +402,7 @@ class Appender:
 
     def _arm_quiet(self) -> None:
         """Look again when the flush may have become due by quiet. One timer looks at many batches: it is set anew only when it becomes due
-        sooner, as an echo does.
+        sooner, as an ack burst does.
         """
         quiet_s = self._open.quiet_s(self._settings, self._last, quiet_bytes_min=self._quiet_bytes_min)
         if quiet_s is None or self._timer is None:
@@ -521,7 +521,7 @@ class Appender:
             self._committer.fail(flush.commits, error)
         finally:
             self._last.end(self._clock.monotonic_s())
-            self._arm_quiet()  # what came before this may be an echo
+            self._arm_quiet()  # what came before this may be an ack burst
 
 
 class Sealer:

@@ -10,12 +10,12 @@ import pytest
 from sim.loop import VirtualClock, VirtualLoop
 from storage.log.batch import Appended
 from storage.log.flush import (
-    ECHO_BEGINS_S,
-    ECHO_GROWS_MAX,
-    ECHO_PACED_PARTS,
-    ECHO_QUIETS_MIN,
-    ECHO_S,
-    ECHO_SHARE,
+    ACK_BURST_BEGINS_S,
+    ACK_BURST_GROWS_MAX,
+    ACK_BURST_PACED_PARTS,
+    ACK_BURST_QUIETS_MIN,
+    ACK_BURST_S,
+    ACK_BURST_SHARE,
     QUIET_PER_INTERVAL,
     QUIET_S,
     FlushSettings,
@@ -32,8 +32,8 @@ T = TypeVar("T")
 SLOW = FlushSettings(interval_s=0.2, gather_s=60.0)
 """What only time makes due is not sealed within a test."""
 QUIET_BYTES = DEFAULT_LIMITS.quiet_bytes_min
-ECHO_BYTES = ECHO_QUIETS_MIN * QUIET_BYTES
-PACED_BYTES = QUIET_BYTES // ECHO_PACED_PARTS
+ECHO_BYTES = ACK_BURST_QUIETS_MIN * QUIET_BYTES
+PACED_BYTES = QUIET_BYTES // ACK_BURST_PACED_PARTS
 HALF = QUIET_BYTES // 2
 WITHIN_S = 25.0
 
@@ -68,27 +68,27 @@ ANSWERED_S = 5.0
 PACED_S = ANSWERED_S + 20.0
 SPACED = FlushSettings(interval_s=QUIET_PER_INTERVAL * 20.0)
 ANSWERED = LastFlush(began_s=ANSWERED_S, size_bytes=4 * ECHO_BYTES, batch_count=4, ended_s=ANSWERED_S)
-MOST = int(ECHO_SHARE * ANSWERED.size_bytes)
+MOST = int(ACK_BURST_SHARE * ANSWERED.size_bytes)
 
 
 def gathered(*, opened_s: float = ANSWERED_S, size_bytes: int = ANSWERED.size_bytes, batch_count: int = 1) -> OpenFlush[str]:
     return OpenFlush(size_bytes=size_bytes, batch_count=batch_count, opened_s=opened_s, added_s=opened_s)
 
 
-@pytest.mark.parametrize("after_s", [-ECHO_S, 0.0, ECHO_BEGINS_S])
+@pytest.mark.parametrize("after_s", [-ACK_BURST_S, 0.0, ACK_BURST_BEGINS_S])
 def test_what_producers_send_again_once_they_were_answered_waits_for_no_interval(after_s: float) -> None:
     assert gathered(opened_s=ANSWERED_S + after_s).quiet_s(SPACED, ANSWERED, quiet_bytes_min=QUIET_BYTES) == pytest.approx(
-        ANSWERED_S + after_s + ECHO_S
+        ANSWERED_S + after_s + ACK_BURST_S
     )
 
 
 @pytest.mark.parametrize(
     ("size_bytes", "batch_count", "due_s"),
     [
-        (ANSWERED.size_bytes, 1, ANSWERED_S + ECHO_S),
-        (ECHO_BYTES, 4, ANSWERED_S + ECHO_S),
-        (int(ECHO_GROWS_MAX * ANSWERED.size_bytes), 4, ANSWERED_S + ECHO_S),
-        (int(ECHO_GROWS_MAX * ANSWERED.size_bytes) + 1, 4, PACED_S),
+        (ANSWERED.size_bytes, 1, ANSWERED_S + ACK_BURST_S),
+        (ECHO_BYTES, 4, ANSWERED_S + ACK_BURST_S),
+        (int(ACK_BURST_GROWS_MAX * ANSWERED.size_bytes), 4, ANSWERED_S + ACK_BURST_S),
+        (int(ACK_BURST_GROWS_MAX * ANSWERED.size_bytes) + 1, 4, PACED_S),
         (ANSWERED.size_bytes - 1, 3, ANSWERED_S + QUIET_S),
         (MOST, 3, ANSWERED_S + QUIET_S),
         (MOST - 1, 3, PACED_S),
@@ -106,7 +106,7 @@ def test_an_echo_waits_for_those_that_are_missing_and_a_small_one_for_its_pace(
     assert found == (None if due_s is None else pytest.approx(due_s))
 
 
-@pytest.mark.parametrize("after_s", [-2 * ECHO_S, 1.1 * ECHO_BEGINS_S])
+@pytest.mark.parametrize("after_s", [-2 * ACK_BURST_S, 1.1 * ACK_BURST_BEGINS_S])
 def test_what_began_long_before_or_after_the_answer_is_paced(after_s: float) -> None:
     """A load that does not wait for answers."""
     assert gathered(opened_s=ANSWERED_S + after_s).quiet_s(SPACED, ANSWERED, quiet_bytes_min=QUIET_BYTES) == PACED_S
@@ -117,7 +117,7 @@ def test_while_another_flush_is_under_way_more_may_come() -> None:
 
 
 def test_the_first_flush_of_all_is_no_echo() -> None:
-    assert not gathered().is_echo(LastFlush())
+    assert not gathered().is_ack_burst(LastFlush())
 
 
 PUT_S = 0.03
@@ -164,7 +164,7 @@ def test_a_producer_with_several_batches_under_way_waits_for_no_part_of_an_inter
     """Each flush holds all that it may have under way, and is not sealed before the last batch has come."""
     batches = 5
     _, *others_s = seconds_of_flushes(*[[QUIET_BYTES] * batches] * 6)
-    assert others_s == pytest.approx([batches * GAP_S + ECHO_S + PUT_S + COMMIT_S] * 5)
+    assert others_s == pytest.approx([batches * GAP_S + ACK_BURST_S + PUT_S + COMMIT_S] * 5)
 
 
 def test_what_is_less_than_was_answered_waits_for_its_pace() -> None:
@@ -179,18 +179,18 @@ def test_an_answer_makes_an_echo_of_what_came_a_moment_before_it() -> None:
         size_bytes = ECHO_BYTES
         await broker.send(of_size(size_bytes))
         first = broker.send(of_size(size_bytes))
-        await asyncio.sleep(ECHO_S + PUT_S + COMMIT_S - ECHO_S / 2)
+        await asyncio.sleep(ACK_BURST_S + PUT_S + COMMIT_S - ACK_BURST_S / 2)
         began_s = clock.monotonic_s()
         await asyncio.gather(first, broker.send(of_size(size_bytes)))
         return clock.monotonic_s() - began_s
 
-    assert simulated(scenario, interval_s=3_600.0) == pytest.approx(ECHO_S + PUT_S + COMMIT_S, abs=ECHO_S)
+    assert simulated(scenario, interval_s=3_600.0) == pytest.approx(ACK_BURST_S + PUT_S + COMMIT_S, abs=ACK_BURST_S)
 
 
 @pytest.mark.parametrize("put_s", [0.002, 0.01, 0.03])
 @pytest.mark.parametrize(("producers", "mb_per_s"), [(1, 10), (1, 20), (1, 40), (2, 5), (4, 2.5)])
 def test_producers_held_by_a_rate_and_by_their_answers_wait_for_no_whole_interval(producers: int, mb_per_s: float, put_s: float) -> None:
-    """An echo leaves little for the next flush, which must not wait for its time: it would be large again, and so on."""
+    """An ack burst leaves little for the next flush, which must not wait for its time: it would be large again, and so on."""
     interval_s, batches_max, batch_bytes_min = 0.2, 5, 16_384
 
     async def scenario(broker: Rig, clock: VirtualClock) -> list[float]:
