@@ -609,7 +609,7 @@ class Waiters:
                 continue
             if shard in self._asked:
                 kept[log] = hinted_s
-            elif log.lane.is_busy and now_s < hinted_s + OWN_HINT_S:
+            elif log.commit_queue.is_busy and now_s < hinted_s + OWN_HINT_S:
                 kept[log] = hinted_s
                 if not self._looks_again:
                     self._looks_again = True

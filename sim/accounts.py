@@ -16,7 +16,7 @@ LINGER_S: Final = 3.2
 
 
 class Accounts:
-    """`buffered_bytes`: what the broker reports, once it has a log. It may count what was refused until that leaves its lane."""
+    """`buffered_bytes`: what the broker reports, once it has a log. It may count what was refused until that leaves its queue."""
 
     def __init__(self, name: str, clock: Clock, complain: Callable[[str], None]) -> None:
         self.buffered_bytes: Callable[[], int] | None = None

@@ -42,7 +42,7 @@ def small_log(limits: LogLimits) -> LogLimits:
         larger_commit_every_s=0.3,
         larger_commits_per_s=2.0,
         larger_commits_kept_max=2,
-        lane_commits_max=2,
+        queued_commits_max=2,
         slow_uploads_max=1,
         join_below_bytes=100,
         producers_hot_max=2,

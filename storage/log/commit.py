@@ -1,11 +1,12 @@
 """The committer: the order of effects that makes batches visible (docs/design/commit.md). Offsets are born here.
 
-    uploaded slices → open their lanes → decide (pure) → ONE write per shard → applied?  tail, wake, ack
+    uploaded slices → open their commit queues → decide (pure) → ONE write per shard → applied?  tail, wake, ack
                            ↑                                      │
                            └── read what is missing or old ── conflict, no answer
 
 A round carries the commits of one shard that are ready; those that need a read or another attempt go on in a round of their own. So a shard
-that does not answer holds up its own partitions, and a partition that cannot be read itself. A lane opens one commit at a time (I6).
+that does not answer holds up its own partitions, and a partition that cannot be read itself. A commit queue opens one commit at a time
+(I6).
 """
 
 import asyncio
@@ -47,7 +48,7 @@ from storage.log.decide import (
 from storage.log.fresh_reads import ManifestReads
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.page_store import PageStore
-from storage.log.partition import NEVER_S, BrokerEpoch, Commit, Lane, Losses, PartitionLog, Sources, TailCache
+from storage.log.partition import NEVER_S, BrokerEpoch, Commit, CommitQueue, Losses, PartitionLog, Sources, TailCache
 from storage.log.producer_pages import NO_PAGES, fitting
 from storage.log.unknown_producers import UnknownProducers, proved_for
 from storage.metadata.keys import PartitionKeys
@@ -146,7 +147,7 @@ def put_chunk(keys: PartitionKeys, chunk: IndexChunk) -> Put:
 
 
 def enter(commit: Commit) -> None:
-    commit.log.lane.commits.append(commit)
+    commit.log.commit_queue.commits.append(commit)
     commit.in_flight.add(commit)
 
 
@@ -169,44 +170,44 @@ def carry(commit: Commit, count: int) -> None:
     if commit.committing is not None:
         commit.committing.note_split()
     commit.batches = commit.batches[:count]
-    commit.log.lane.commits.insert(1, rest)
+    commit.log.commit_queue.commits.insert(1, rest)
     commit.in_flight.split(commit, rest)
 
 
 def take(commit: Commit) -> bool:
-    """Open the commit if it is its lane's turn."""
-    lane = commit.log.lane
-    if lane.is_busy or not commit.is_uploaded or not lane.commits or lane.commits[0] is not commit:
+    """Open the commit if it is its queue's turn."""
+    queue = commit.log.commit_queue
+    if queue.is_busy or not commit.is_uploaded or not queue.commits or queue.commits[0] is not commit:
         return False
-    lane.is_busy = True
+    queue.is_busy = True
     return True
 
 
 def note_applied(commit: Commit) -> None:
     """`writers` has had an entry of its epoch since."""
-    lane = commit.log.lane
-    lane.committed_epoch = commit.epoch
+    queue = commit.log.commit_queue
+    queue.committed_epoch = commit.epoch
     if commit.committing is not None:
         commit.committing.note_applied()
         commit.committing = None
     if commit.attempt == 1:
-        lane.conflict_share *= CONFLICT_MEMORY
+        queue.conflict_share *= CONFLICT_MEMORY
 
 
 def note_conflict(commit: Commit) -> None:
     if commit.attempt == 1:
-        lane = commit.log.lane
-        lane.conflict_share = lane.conflict_share * CONFLICT_MEMORY + (1 - CONFLICT_MEMORY)
+        queue = commit.log.commit_queue
+        queue.conflict_share = queue.conflict_share * CONFLICT_MEMORY + (1 - CONFLICT_MEMORY)
 
 
-def note_larger(lane: Lane, now_s: float) -> None:
+def note_larger(queue: CommitQueue, now_s: float) -> None:
     """A commit has become larger than those that carry batches at any time."""
-    lane.larger_s = now_s
+    queue.larger_s = now_s
 
 
-def note_full(lane: Lane, now_s: float) -> None:
+def note_full(queue: CommitQueue, now_s: float) -> None:
     """A commit came to nothing because the manifest would have been too large."""
-    lane.full_s = now_s
+    queue.full_s = now_s
 
 
 def join(commit: Commit, batch: Batch) -> None:
@@ -219,24 +220,24 @@ def join(commit: Commit, batch: Batch) -> None:
 
 
 def release(commit: Commit) -> Commit | None:
-    """End the open commit and open the next one of its lane if that is uploaded."""
-    lane = commit.log.lane
-    assert lane.is_busy, f"released twice: {commit.log.partition}"
-    assert lane.commits[0] is commit, f"not the open commit: {commit.log.partition}"
-    del lane.commits[0]
-    lane.is_busy = False
+    """End the open commit and open the next one of its commit queue if that is uploaded."""
+    queue = commit.log.commit_queue
+    assert queue.is_busy, f"released twice: {commit.log.partition}"
+    assert queue.commits[0] is commit, f"not the open commit: {commit.log.partition}"
+    del queue.commits[0]
+    queue.is_busy = False
     return _end(commit)
 
 
 def leave(commit: Commit) -> Commit | None:
     """End a commit that was answered before it was opened; open the one behind it if it was in its way."""
     assert not commit.is_open, f"open: {commit.log.partition}"
-    commit.log.lane.commits.remove(commit)
+    commit.log.commit_queue.commits.remove(commit)
     return _end(commit)
 
 
 def _end(commit: Commit) -> Commit | None:
-    waiting = commit.log.lane.commits
+    waiting = commit.log.commit_queue.commits
     commit.in_flight.remove(commit)
     commit.batches = []
     commit.pages, commit.unknown, commit.committing = NO_PAGES, None, None
@@ -246,18 +247,19 @@ def _end(commit: Commit) -> Commit | None:
 
 
 def refuse_behind(commit: Commit, sources: Sources, error: StorageError) -> None:
-    """A batch of these `sources` was lost before it was committed: what follows it in the lane, or is gathered, must not be appended before
-    its retry. (`decide` would refuse most followers with a sequence by itself, but not those of a stranger that may begin late: ADR 9.)
+    """A batch of these `sources` was lost before it was committed: what follows it in the commit queue, or is gathered, must not be
+    appended before its retry. (`decide` would refuse most followers with a sequence by itself, but not those of a stranger that may begin
+    late: ADR 9.)
     """
     if not sources:
         return
-    lane = commit.log.lane
+    queue = commit.log.commit_queue
     is_behind = False
-    for follower in lane.commits:
+    for follower in queue.commits:
         if is_behind:
             _refuse(follower.batches, sources, error)
         is_behind = is_behind or follower is commit
-    _refuse(lane.gathered, sources, error)
+    _refuse(queue.gathered, sources, error)
 
 
 def _refuse(batches: list[Batch], sources: Sources, error: StorageError) -> None:
@@ -349,7 +351,7 @@ class Committer:
                     group.create_task(self._run_ready(ready))
 
     def fail(self, commits: Sequence[Commit], error: StorageError) -> None:
-        """Their slices will never be durable: answer, and let the lanes go on."""
+        """Their slices will never be durable: answer, and let the commit queues go on."""
         for commit in commits:
             if commit in commit.in_flight:
                 self._lose(commit, error, error)
@@ -494,7 +496,7 @@ class Committer:
             epoch=commit.epoch,
             commit_seq=commit.commit_seq,
             sent_version=unknown.version,
-            may_be_dropped=log.lane.committed_epoch == commit.epoch or not self._epoch.is_registered(commit.epoch),
+            may_be_dropped=log.commit_queue.committed_epoch == commit.epoch or not self._epoch.is_registered(commit.epoch),
         )
         match fate:
             case Found(attempt):
@@ -584,7 +586,7 @@ class Committer:
         elif len(commit.batches) > 1:
             carry(commit, len(commit.batches) // 2)
         else:
-            note_full(commit.log.lane, self._clock.monotonic_s())
+            note_full(commit.log.commit_queue, self._clock.monotonic_s())
             facts = f"partition={commit.log.partition} bytes={size_bytes} max={bytes_max}"
             self._lose(commit, Unavailable(f"manifest is full: {facts}"), after_lost())
             return CommitStep.FINISHED

@@ -342,8 +342,8 @@ def fate_of(manifest: Manifest, version: int, *, epoch: int, commit_seq: int, se
 
         attempt 1 lands, no answer … our session ends … another broker sees us gone and drops writers[epoch] … a read finds no entry
 
-    It was never there only if our registration certainly exists, and no commit of this lane was applied under our epoch before: that one
-    left an entry, so whoever finds none knows that somebody drops ours.
+    It was never there only if our registration certainly exists, and no commit of this queue was applied under our epoch before:
+    that one left an entry, so whoever finds none knows that somebody drops ours.
     """
     entry = manifest.writers.get(epoch)
     if entry is not None and entry.commit_seq == commit_seq:

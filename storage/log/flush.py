@@ -14,7 +14,7 @@ from storage.log.batch import Batch
 from storage.log.limits import LogLimits
 
 if TYPE_CHECKING:
-    from storage.log.partition import Commit, Lane
+    from storage.log.partition import Commit, CommitQueue
 
 
 L = TypeVar("L")
@@ -134,8 +134,8 @@ class OpenFlush(Generic[L]):
     def quiet_s(self, settings: FlushSettings, last: LastFlush, *, quiet_bytes_min: int) -> float | None:
         """When it is due if nothing else arrives; None: not before time makes it due.
 
-        `quiet_bytes_min`: what is worth a PUT then. Bursts make QUIET_PER_INTERVAL flushes at most. A large ack burst waits for no interval, and
-        if it is whole hardly for more to come.
+        `quiet_bytes_min`: what is worth a PUT then. Bursts make QUIET_PER_INTERVAL flushes at most. A large ack burst waits for no
+        interval, and if it is whole hardly for more to come.
         """
         is_ack_burst = self.size_bytes >= quiet_bytes_min // ACK_BURST_PACED_PARTS and self.is_ack_burst(last)
         if is_ack_burst and ACK_BURST_QUIETS_MIN * quiet_bytes_min <= self.size_bytes <= ACK_BURST_GROWS_MAX * last.size_bytes:
@@ -206,14 +206,14 @@ class CommitBudget:
         return True
 
 
-def joined(lane: "Lane", batch: Batch, settings: InlineSettings, limits: LogLimits) -> "Commit | None":
+def joined(queue: "CommitQueue", batch: Batch, settings: InlineSettings, limits: LogLimits) -> "Commit | None":
     """The commit that the batch would join; None: it would begin one of its own.
 
-    It joins the last one of its lane while that waits for its turn: one that is open may be reading the record that it will decide on,
-    which would be older than the batch. A small batch begins a commit behind one that has no room for it, as long as the lane is short:
-    producers that write at the same moment would wait for a flush for that alone.
+    It joins the last one of its commit queue while that waits for its turn: one that is open may be reading the record that it will decide
+    on, which would be older than the batch. A small batch begins a commit behind one that has no room for it, as long as the commit queue
+    is short: producers that write at the same moment would wait for a flush for that alone.
     """
-    commits = lane.commits
+    commits = queue.commits
     if not commits:
         return None
     last = commits[-1]
@@ -221,7 +221,7 @@ def joined(lane: "Lane", batch: Batch, settings: InlineSettings, limits: LogLimi
         return None
     bytes_max = settings.bytes_max if last.size_bytes <= settings.bytes_max else limits.larger_commit_bytes_max
     is_full = last.size_bytes + batch.size_bytes > bytes_max
-    return None if is_full and batch.size_bytes <= settings.bytes_max and len(commits) < limits.lane_commits_max else last
+    return None if is_full and batch.size_bytes <= settings.bytes_max and len(commits) < limits.queued_commits_max else last
 
 
 def becomes_larger(batch: Batch, last: "Commit | None", settings: InlineSettings) -> bool:
@@ -232,20 +232,20 @@ def becomes_larger(batch: Batch, last: "Commit | None", settings: InlineSettings
 
 
 def why_gathered(
-    lane: "Lane", batch: Batch, last: "Commit | None", settings: InlineSettings, now_s: float, limits: LogLimits
+    queue: "CommitQueue", batch: Batch, last: "Commit | None", settings: InlineSettings, now_s: float, limits: LogLimits
 ) -> Gathers | None:
     """None if the batch may travel in a commit: in `last`, which it has `joined`, or in one of its own, as far as budgets go."""
-    is_due = not becomes_larger(batch, last, settings) or now_s - lane.larger_s >= limits.larger_commit_every_s
+    is_due = not becomes_larger(batch, last, settings) or now_s - queue.larger_s >= limits.larger_commit_every_s
     size_bytes = batch.size_bytes + (last.size_bytes if last is not None else 0)
     if size_bytes > max(limits.larger_commit_bytes_max, settings.bytes_max) or not is_due:
         return Gathers.LARGE if batch.size_bytes > settings.bytes_max else Gathers.FULL
-    if lane.gathered:
+    if queue.gathered:
         return Gathers.QUEUED
-    if had_no_room(lane, now_s):
+    if had_no_room(queue, now_s):
         return Gathers.FULL
-    return Gathers.CONFLICTS if last is None and lane.conflict_share > CONFLICTS_MAX else None
+    return Gathers.CONFLICTS if last is None and queue.conflict_share > CONFLICTS_MAX else None
 
 
-def had_no_room(lane: "Lane", now_s: float) -> bool:
+def had_no_room(queue: "CommitQueue", now_s: float) -> bool:
     """Whether batches of the partition are better stored as an object."""
-    return now_s - lane.full_s < FULL_S
+    return now_s - queue.full_s < FULL_S

@@ -55,7 +55,7 @@ class LogLimits:
     """How many of a broker's commits are larger in a second, and as many more after a while with none, for a pause of all its partitions.
     What they carry is compacted in pieces of 64 KiB: a load of such batches would cost more PUTs than its objects.
     """
-    lane_commits_max: int = 4
+    queued_commits_max: int = 4
     """Commits of a partition up to which another begins for what the last one has no room for. What waits behind them all gathers."""
 
     # Uploads: upload, upload_places

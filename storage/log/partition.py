@@ -1,7 +1,7 @@
 """What one broker remembers about partitions, and which of them it forgets to make room. All of it can be lost.
 
-A `PartitionLog` has parts, each with one writer: the manifest as last seen (`CachedManifest`), the commits on their way (`Lane`), the
-tail, which holds what this broker committed last (`TailCache`), and the producers (storage/log/producers.py).
+A `PartitionLog` has parts, each with one writer: the manifest as last seen (`CachedManifest`), the commits on their way (`CommitQueue`),
+the tail, which holds what this broker committed last (`TailCache`), and the producers (storage/log/producers.py).
 """
 
 import asyncio
@@ -331,7 +331,7 @@ class BrokerEpoch:
         self.current = epoch
 
 
-class Lane:
+class CommitQueue:
     """One partition's commits, in the order in which they were sealed. Written by the functions below, but for `gathered`.
 
     `is_busy`: the first of `commits` is open. `committed_epoch` is the last broker epoch under which one of them was applied.
@@ -454,8 +454,8 @@ class Commit:
 
     @property
     def is_open(self) -> bool:
-        lane = self.log.lane
-        return lane.is_busy and lane.commits[0] is self
+        queue = self.log.commit_queue
+        return queue.is_busy and queue.commits[0] is self
 
     def begin(self, epoch: BrokerEpoch) -> None:
         """Take a number, once. The number stays, whatever epoch the broker has later."""
@@ -478,8 +478,9 @@ class Commit:
 
 
 class Losses:
-    """The losses of this broker, numbered. A batch may have arrived behind a lost one without being in its lane: its topic was looked up,
-    or it was read or recompressed in a thread. `refuse_behind` does not find it there; by the number that it arrived under it is known.
+    """The losses of this broker, numbered. A batch may have arrived behind a lost one without being in its commit queue: its topic was
+    looked up, or it was read or recompressed in a thread. `refuse_behind` does not find it there; by the number that it arrived under it is
+    known.
     """
 
     def __init__(self) -> None:
@@ -516,7 +517,7 @@ class Remembered:
 class PartitionLog:
     """One partition in one broker: four independent parts, each with one writer, and the steps that concern all of them.
 
-    `seen` is the manifest as last seen, `lane` the order of commits, `readers` the tail and the wake-ups, `producers` the producer
+    `seen` is the manifest as last seen, `commit_queue` the order of commits, `readers` the tail and the wake-ups, `producers` the producer
     memory beside the manifest, `traffic` the figures of its topic. Records are taken over here, since readers wake and memory is
     counted when `seen` changes.
     `was_used` is set by each use and cleared by the search for logs to forget. `is_forgotten`: a caller that asks for the partition now
@@ -527,9 +528,9 @@ class PartitionLog:
         "__weakref__",
         "_counted_bytes",
         "_remembered",
+        "commit_queue",
         "is_forgotten",
         "keys",
-        "lane",
         "partition",
         "producers",
         "readers",
@@ -544,7 +545,7 @@ class PartitionLog:
         self.partition = partition
         self.keys = PartitionKeys(partition)
         self.seen = CachedManifest(version)
-        self.lane = Lane()
+        self.commit_queue = CommitQueue()
         self.readers = Readers()
         self.traffic = traffic or Traffic()
         self._remembered = remembered or Remembered()
@@ -557,7 +558,7 @@ class PartitionLog:
     @property
     def is_idle(self) -> bool:
         """It may be forgotten: none of its batches is gathered, queued or undecided, and no reader waits."""
-        return self.lane.is_empty and not self.readers.wakers
+        return self.commit_queue.is_empty and not self.readers.wakers
 
     def advance(self, manifest: Manifest, version: int, asked_s: float = NEVER_S) -> None:
         """Take over the record that this broker has just committed, by a write that began at `asked_s` (as in `CachedManifest`)."""
@@ -607,7 +608,8 @@ class PartitionLog:
 class Partitions:
     """The partitions this broker has touched, bounded in number and in memory. Those not used lately are forgotten.
 
-    A log with work is never forgotten: a second log of the partition would be a second lane (I6). Neither is one that a reader waits for.
+    A log with work is never forgotten: a second log of the partition would be a second commit queue (I6). Neither is one that a reader
+    waits for.
     """
 
     def __init__(

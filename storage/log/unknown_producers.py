@@ -23,7 +23,7 @@ from storage.metadata.port import MetadataStore
 from storage.vocabulary import TopicId
 
 PATIENCE_S: Final = 1.0
-"""For which a commit, and those behind it in its lane, wait for proofs. What was read by then is remembered for the next attempt."""
+"""For which a commit, and those behind it in its queue, wait for proofs. What was read by then is remembered for the next attempt."""
 TIMEOUT_S: Final = 10.0
 AT_ONCE_MAX: Final = 16
 """Commits of which proofs are looked for. Beyond that producers wait as if there were none."""
@@ -134,6 +134,6 @@ def _has_earlier(log: PartitionLog, batch: Batch, *, since_s: float) -> bool:
 
 
 def _all_batches(log: PartitionLog) -> Iterator[Batch]:
-    for commit in log.lane.commits:
+    for commit in log.commit_queue.commits:
         yield from commit.batches
-    yield from log.lane.gathered
+    yield from log.commit_queue.gathered

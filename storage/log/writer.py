@@ -1,14 +1,14 @@
 """The appender: gather batches of all connections, seal them into WAL objects, upload, hand over to the committer.
 
-    submit → open flush → (due) seal: object id, header, one Commit per partition into its lane → upload → Committer.run
+    submit → open flush → (due) seal: object id, header, one Commit per partition into its commit queue → upload → Committer.run
            ↘ small, and nothing gathered before it: a Commit that carries it → Committer.run (storage/log/flush.py)
 
 A flush that time alone made due, and whose slices are all small, is carried by its commits, too: it stores no object.
 
-Uploads of later flushes run while earlier ones commit; a lane keeps the order of its partition. Admission bounds the bytes in flight
-(broker/admission.py). `UploadPlaces` bounds the number of uploads. While all of them are busy, a flush that is due by time alone goes on
-gathering instead of making a small object. An upload that takes long gives its place to another: a slow prefix of the bucket holds up what
-it was sent, and no more.
+Uploads of later flushes run while earlier ones commit; a commit queue keeps the order of its partition. Admission bounds the bytes in
+flight (broker/admission.py). `UploadPlaces` bounds the number of uploads. While all of them are busy, a flush that is due by time alone
+goes on gathering instead of making a small object. An upload that takes long gives its place to another: a slow prefix of the bucket holds
+up what it was sent, and no more.
 """
 
 import asyncio
@@ -298,7 +298,7 @@ class Appender:
             if reason is None:
                 return
             self._gathered[reason].inc()
-        log.lane.gathered = self._open.add(log, batch, now_s=self._clock.monotonic_s())
+        log.commit_queue.gathered = self._open.add(log, batch, now_s=self._clock.monotonic_s())
         trigger = self._open.is_full(self._settings)
         if trigger is not None:
             self._seal(trigger)
@@ -309,12 +309,12 @@ class Appender:
 
     def _carry(self, log: PartitionLog, batch: Batch, together: int) -> Gathers | None:
         """Let a commit carry the batch, or say why it has to be gathered."""
-        lane = log.lane
+        queue = log.commit_queue
         if together > self._carried_at_once_max:
             return Gathers.MANY  # the first of them in commits and the rest in an object would cost both
-        last = joined(lane, batch, self._inline, self._limits)
+        last = joined(queue, batch, self._inline, self._limits)
         now_s = self._clock.monotonic_s()
-        reason = why_gathered(lane, batch, last, self._inline, now_s, self._limits)
+        reason = why_gathered(queue, batch, last, self._inline, now_s, self._limits)
         if reason is not None:
             return reason
         if self._is_stopped or not self._may_write_inline():
@@ -327,7 +327,7 @@ class Appender:
         if (is_larger and not self._larger_budget.take(now_s)) or (last is None and not self._budget.take(now_s)):
             return Gathers.BUDGET
         if is_larger:
-            note_larger(lane, now_s)
+            note_larger(queue, now_s)
         if last is not None:
             join(last, batch)
             self._inline_bytes.inc(batch.size_bytes)
@@ -471,7 +471,7 @@ class Appender:
             and self._may_write_inline()
             and not self._carried.is_full
             and all(
-                sum([batch.size_bytes for batch in batches]) <= slice_bytes_max and not had_no_room(log.lane, now_s)
+                sum([batch.size_bytes for batch in batches]) <= slice_bytes_max and not had_no_room(log.commit_queue, now_s)
                 for log, batches in gathered.batches.items()
             )
         )
@@ -525,7 +525,7 @@ class Appender:
 
 
 class Sealer:
-    """Lays out WAL objects and opens their commits. Synchronous: the order of lanes is the order of sealing."""
+    """Lays out WAL objects and opens their commits. Synchronous: the order of commit queues is the order of sealing."""
 
     def __init__(self, *, ids: IdSource, epoch: BrokerEpoch, uploader: Uploader, shared: SharedBlocks | None = None) -> None:
         self._ids = ids
@@ -546,7 +546,7 @@ class Sealer:
         return Flush(object_id, parts, commits, sum(map(len, parts)), gathered.opened_s)
 
     def carry(self, log: PartitionLog, batches: list[Batch], *, deadline_s: float) -> Commit:
-        """A commit that carries `batches`, entered into its lane."""
+        """A commit that carries `batches`, entered into its commit queue."""
         object_id = ObjectId(self._ids.next_ulid(above=self._floor))
         commit = Commit(log, [], object_id, deadline_s, self.in_flight, is_inline=True, is_uploaded=True)
         enter(commit)
@@ -586,9 +586,9 @@ class Sealer:
 
 
 def _take(gathered: OpenFlush[PartitionLog]) -> Iterator[tuple[PartitionLog, list[Batch]]]:
-    """What of each log still waits for an answer: the lanes have nothing gathered any more."""
+    """What of each log still waits for an answer: the commit queues have nothing gathered any more."""
     for log, batches in gathered.batches.items():
-        log.lane.gathered = []
+        log.commit_queue.gathered = []
         waiting = [batch for batch in batches if not batch.is_settled]
         if waiting:
             yield log, waiting

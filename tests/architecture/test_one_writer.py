@@ -7,14 +7,14 @@ from typing import Final
 
 import pytest
 
-from storage.log.partition import CachedManifest, Lane, PartitionLog, Readers
+from storage.log.partition import CachedManifest, CommitQueue, PartitionLog, Readers
 from storage.log.producers import ProducerMemory
 from tests.architecture.test_modules import ROOT, modules
 from tests.architecture.trees import nodes_of, tree_of, walked
 
 WRITERS: Final = {
     "seen": dict.fromkeys(CachedManifest.__slots__, "storage/log/partition.py"),
-    "lane": dict.fromkeys(Lane.__slots__, "storage/log/commit.py") | {"gathered": "storage/log/writer.py"},
+    "commit_queue": dict.fromkeys(CommitQueue.__slots__, "storage/log/commit.py") | {"gathered": "storage/log/writer.py"},
     "readers": {"tail": "storage/log/partition.py", "wakers": "broker/delayed_fetch.py"},
     "producers": dict.fromkeys(ProducerMemory.__slots__, "storage/log/producers.py")
     | {"lost": "storage/log/producers.py", "strangers": "storage/log/producers.py"},
@@ -27,7 +27,13 @@ MUTATORS: Final = {
     *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "move_to_end", "pop", "popitem", "remove", "reverse"),
     *("setdefault", "sort", "update"),
 }
-CLASSES: Final = {"CachedManifest": "seen", "Lane": "lane", "Readers": "readers", "ProducerMemory": "producers", "PartitionLog": "log"}
+CLASSES: Final = {
+    "CachedManifest": "seen",
+    "CommitQueue": "commit_queue",
+    "Readers": "readers",
+    "ProducerMemory": "producers",
+    "PartitionLog": "log",
+}
 
 
 def writes(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
@@ -117,7 +123,13 @@ def test_each_field_of_what_is_remembered_of_a_partition_is_written_by_one_modul
 
 def test_every_field_has_a_writer_that_exists() -> None:
     for name, one in CLASSES.items():
-        fields = {"seen": CachedManifest, "lane": Lane, "readers": Readers, "producers": ProducerMemory, "log": PartitionLog}[one].__slots__
+        fields = {
+            "seen": CachedManifest,
+            "commit_queue": CommitQueue,
+            "readers": Readers,
+            "producers": ProducerMemory,
+            "log": PartitionLog,
+        }[one].__slots__
         assert set(WRITERS[one]) == set(fields), f"a field of {name} has no writer, or is no more"
         assert all((ROOT / Path(path)).exists() for path in WRITERS[one].values())
 
@@ -131,17 +143,17 @@ def test_every_field_has_a_writer_that_exists() -> None:
         ("def f(log):\n    seen = log.seen\n    seen.broken = None", "seen.broken"),
         ("def f(known: CachedManifest):\n    known.manifest = None", "seen.manifest"),
         ("def f(x):\n    x.foreign_version = 3", "seen.foreign_version"),
-        ("def f(log, c):\n    log.lane.commits.append(c)", "lane.commits"),
-        ("def f(log):\n    del log.lane.commits[0]", "lane.commits"),
-        ("def f(log):\n    lane = log.lane\n    lane.is_busy = True", "lane.is_busy"),
-        ("def f(log):\n    waiting = log.lane.commits\n    waiting.clear()", "lane.commits"),
-        ("def f(log, c):\n    waiting = log.lane.commits\n    waiting += [c]", "lane.commits"),
-        ("def f(log, b):\n    log.lane.gathered[0] = b", "lane.gathered"),
+        ("def f(log, c):\n    log.commit_queue.commits.append(c)", "commit_queue.commits"),
+        ("def f(log):\n    del log.commit_queue.commits[0]", "commit_queue.commits"),
+        ("def f(log):\n    queue = log.commit_queue\n    queue.is_busy = True", "commit_queue.is_busy"),
+        ("def f(log):\n    waiting = log.commit_queue.commits\n    waiting.clear()", "commit_queue.commits"),
+        ("def f(log, c):\n    waiting = log.commit_queue.commits\n    waiting += [c]", "commit_queue.commits"),
+        ("def f(log, b):\n    log.commit_queue.gathered[0] = b", "commit_queue.gathered"),
         ("def f(log, w):\n    log.readers.wakers[w] = None", "readers.wakers"),
         ("async def f(log):\n    log.producers.page_garbage = []", "producers.page_garbage"),
         ("def f(log):\n    log.producers.lost.pop(1)", "producers.lost"),
         ("def f(log):\n    setattr(log.seen, 'version', 1)", "seen.version"),
-        ("def f(log):\n    log.lane = None", "log.lane"),
+        ("def f(log):\n    log.commit_queue = None", "log.commit_queue"),
     ],
 )
 def test_a_write_from_elsewhere_is_found(source: str, field: str) -> None:
@@ -154,7 +166,7 @@ def test_a_write_from_elsewhere_is_found(source: str, field: str) -> None:
         "def f(log):\n    manifest = log.seen.manifest\n    manifest = None",
         "def f(self, log):\n    self.manifest = log.seen.manifest",
         "def f(log):\n    return log.producers.strangers.begin_at(1.0)",
-        "def f(log):\n    names = list(log.lane.commits)\n    names.append(1)",
+        "def f(log):\n    names = list(log.commit_queue.commits)\n    names.append(1)",
     ],
 )
 def test_a_read_is_no_write(source: str) -> None:

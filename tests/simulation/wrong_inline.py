@@ -1,7 +1,7 @@
 """Brokers that are wrong on purpose about batches that travel in their commits.
 
 What overtakes is not among them: producers with sequences are refused, and send again, so that no log is wrong. The order in which batches
-enter their lanes is for tests/unit/storage/log/test_inline.py.
+enter their commit queues is for tests/unit/storage/log/test_inline.py.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from storage.formats.manifest import Entry, IndexChunk, Manifest
 from storage.log import decide, writer
 from storage.log.batch import Batch
 from storage.log.flush import InlineSettings
-from storage.log.partition import Commit, Lane
+from storage.log.partition import Commit, CommitQueue
 
 DRAINED: Final = decide.drained
 JOIN: Final = writer.join
@@ -41,8 +41,8 @@ def leaves_the_bytes_behind_when_the_ring_leaves() -> Iterator[None]:
 def joins_a_commit_that_has_begun() -> Iterator[None]:
     """The attempt that is on its way does not have the batch."""
 
-    def joined(lane: Lane, batch: Batch, settings: InlineSettings) -> Commit | None:
-        last = lane.commits[-1] if lane.commits else None
+    def joined(queue: CommitQueue, batch: Batch, settings: InlineSettings) -> Commit | None:
+        last = queue.commits[-1] if queue.commits else None
         return last if last is not None and last.is_inline and not last.is_given_up else None
 
     def join(commit: Commit, batch: Batch) -> None:

@@ -99,7 +99,7 @@ def takes_an_absent_entry_for_an_attempt_that_was_not_applied() -> Iterator[None
     """Model: F-absent. Somebody may have dropped it."""
 
     def prepare(original: Callable[..., Any], self: Any, attempt: partition.Commit, **how: Any) -> object:
-        attempt.log.lane.committed_epoch = -1
+        attempt.log.commit_queue.committed_epoch = -1
         with mock.patch.object(partition.BrokerEpoch, "is_registered", return_value=True):
             return original(self, attempt, **how)
 

@@ -227,7 +227,7 @@ class Produce:
         if not append.remaining:
             under_way.finish(append)
         for partition, batch in batches:
-            # One at a time: a log that has no work may be forgotten by the next `get`, and its batch would have a lane of its own (I6).
+            # One at a time: a log that has no work may be forgotten by the next `get`, and its batch would have a queue of its own (I6).
             self._submit(self._partitions.get(partition), batch, together=len(batches))
 
     def find_lone(self, name: str, partition: int) -> tuple[Topic, TopicRules] | None:

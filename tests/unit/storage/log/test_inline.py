@@ -119,11 +119,11 @@ async def test_what_arrives_behind_as_many_commits_as_may_wait_is_gathered() -> 
         broker.metadata.faults.append("late")
         first = broker.send(of_size(100))
         await broker.metadata.until_late()
-        behind = [broker.send(of_size(DEFAULT_LIMITS.larger_commit_bytes_max)) for _ in range(DEFAULT_LIMITS.lane_commits_max)]
+        behind = [broker.send(of_size(DEFAULT_LIMITS.larger_commit_bytes_max)) for _ in range(DEFAULT_LIMITS.queued_commits_max)]
         await broker.metadata.deliver_late()
 
-        assert offsets([await first, *[await one for one in behind]]) == list(range(1, DEFAULT_LIMITS.lane_commits_max + 2))
-        assert (counted(broker, "inline_commits"), reasons(broker)) == (DEFAULT_LIMITS.lane_commits_max + 2, {Gathers.FULL: 1})
+        assert offsets([await first, *[await one for one in behind]]) == list(range(1, DEFAULT_LIMITS.queued_commits_max + 2))
+        assert (counted(broker, "inline_commits"), reasons(broker)) == (DEFAULT_LIMITS.queued_commits_max + 2, {Gathers.FULL: 1})
         assert broker.objects.put_keys == [], "what was gathered was small, too"
 
 
@@ -358,15 +358,15 @@ async def test_a_partition_that_others_commit_to_gathers_until_it_is_alone_again
         rig(shared=shared, objects=objects, inline=KIB) as one,
         rig(shared=shared, objects=objects, epoch=8, inline=KIB) as other,
     ):
-        lane = one.parts.partitions.get(PARTITION).lane
-        while lane.conflict_share <= CONFLICTS_MAX:
+        queue = one.parts.partitions.get(PARTITION).commit_queue
+        while queue.conflict_share <= CONFLICTS_MAX:
             await other.send(of_size(100))
             await one.send(of_size(100))
         puts = len(one.objects.put_keys)
         await one.send(of_size(100))
         assert len(one.objects.put_keys) == puts, "small, and due by time: no object is needed all the same"
         assert reasons(one) == {Gathers.CONFLICTS: 1}
-        while lane.conflict_share > CONFLICTS_MAX * CONFLICT_MEMORY:
+        while queue.conflict_share > CONFLICTS_MAX * CONFLICT_MEMORY:
             await one.send(of_size(100))
 
         assert await one.read_all() == await other.read_all()
@@ -399,11 +399,11 @@ async def test_a_batch_does_not_join_a_commit_that_reads_the_record_it_will_deci
         first = broker.send(of_size(100))  # nothing is known of the partition: its commit reads first
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert log.lane.commits[0].is_open
-        assert not log.lane.commits[0].has_begun
+        assert log.commit_queue.commits[0].is_open
+        assert not log.commit_queue.commits[0].has_begun
         second = broker.send(of_size(100))
 
-        assert [len(commit.batches) for commit in log.lane.commits] == [1, 1]
+        assert [len(commit.batches) for commit in log.commit_queue.commits] == [1, 1]
         assert offsets([await first, await second]) == [0, 1]
 
 

@@ -137,7 +137,7 @@ async def test_small_batches_make_a_commit_larger_once_in_a_while() -> None:
             broker.metadata.faults.append("late")
             first = broker.send(of_size(100))
             await broker.metadata.until_late()
-            behind = [broker.send(of_size(800)) for _ in range(DEFAULT_LIMITS.lane_commits_max)]
+            behind = [broker.send(of_size(800)) for _ in range(DEFAULT_LIMITS.queued_commits_max)]
             await broker.metadata.deliver_late()
             await asyncio.gather(first, *behind)
 
@@ -187,7 +187,7 @@ async def test_after_a_manifest_had_no_room_batches_are_gathered_for_a_while() -
 
 async def test_a_larger_batch_is_gathered_while_others_commit_to_the_partition() -> None:
     async with rig(inline=INLINE, flush=AT_ONCE) as broker:
-        broker.parts.partitions.get(PARTITION).lane.conflict_share = 2 * CONFLICTS_MAX
+        broker.parts.partitions.get(PARTITION).commit_queue.conflict_share = 2 * CONFLICTS_MAX
         await broker.send(of_size(3_000))
 
         assert reasons(broker) == {Gathers.CONFLICTS: 1}

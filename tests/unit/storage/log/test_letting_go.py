@@ -51,7 +51,7 @@ async def test_batches_whose_upload_failed_are_let_go() -> None:
             assert isinstance(await submit(broker, frames), Unavailable)
 
         assert await alive(frames) == 0
-        assert not broker.parts.partitions.get(PARTITION).lane.commits
+        assert not broker.parts.partitions.get(PARTITION).commit_queue.commits
 
 
 async def test_what_waits_behind_a_commit_without_an_answer_is_answered_in_time_and_let_go() -> None:
@@ -75,7 +75,7 @@ async def test_what_waits_behind_a_commit_without_an_answer_is_answered_in_time_
 
         assert isinstance(results[0], OutcomeUnknown), "its write may yet be applied"
         assert all(isinstance(result, Unavailable) for result in results[1:])
-        assert len(log.lane.commits) == 1, "only the one that was sent is still in the lane"
+        assert len(log.commit_queue.commits) == 1, "only the one that was sent is still in the commit queue"
         assert await alive(frames) == 0
         gate.set()
         await broker.parts.appender.drain()

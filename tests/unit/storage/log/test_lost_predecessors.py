@@ -37,8 +37,8 @@ async def test_what_follows_a_batch_that_was_given_up_is_refused_also_for_a_prod
         await broker.metadata.until_late()
         broker.metadata.reads_fail = True
         second = broker.send(idempotent(1))
-        await until(lambda: len(log.lane.commits) == 2)
-        log.lane.commits[0].deadline_s = 0.0
+        await until(lambda: len(log.commit_queue.commits) == 2)
+        log.commit_queue.commits[0].deadline_s = 0.0
 
         assert isinstance((await first)[0], OutcomeUnknown)
         broker.metadata.reads_fail = False
@@ -56,7 +56,7 @@ async def test_what_follows_a_batch_whose_record_may_have_been_dropped_is_refuse
         await broker.metadata.until_late()
         broker.metadata.reads_fail = True
         second = broker.send(idempotent(1))
-        await until(lambda: len(log.lane.commits) == 2)
+        await until(lambda: len(log.commit_queue.commits) == 2)
         await broker.shared.write([Put(MANIFEST, encode(Manifest()), None)])
         broker.metadata.reads_fail = False
 

@@ -108,7 +108,7 @@ async def test_bounds_are_those_of_the_record() -> None:
 def test_idle_partitions_are_forgotten_when_there_are_too_many() -> None:
     partitions = Partitions(limits=LogLimits(partitions_kept_max=10))
     busy = partitions.get(PARTITION)
-    busy.lane.is_busy = True
+    busy.commit_queue.is_busy = True
     for n in range(1, 100):
         partitions.get(PARTITION._replace(partition=n))
 
