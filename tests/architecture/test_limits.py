@@ -37,7 +37,7 @@ SHARES: Final[dict[object, str]] = {
 ELSEWHERE: Final = {
     # What a format, a protocol or a library says: nothing is kept or refused by them.
     "broker/protocol/wire.py UVARINT_BYTES_MAX": "the length of a number on the wire",
-    "storage/log/flush.py ECHO_GROWS_MAX": "which flushes are paced",
+    "storage/log/flush.py ACK_BURST_GROWS_MAX": "which flushes are paced",
     "storage/records.py VARINT_BYTES_MAX": "the length of a number in a record",
     "storage/records.py LZ4_LEVEL_MAX": "a level that a topic's config may name",
     "storage/records.py ZSTD_LEVEL_MAX": "a level that a topic's config may name",
