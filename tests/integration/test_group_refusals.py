@@ -81,6 +81,14 @@ def assigned(one: Consumer) -> None:
         one.poll(0.1)
 
 
+def until_said(served: Served, event: str, *, group: str) -> None:
+    """A thread of the broker's writes its log: a line may come after the answer that it is about."""
+    until_s = _clock.monotonic_s() + WITHIN_S
+    while not any(line.get("event") == event and line["group"] == group for line in served.events()):
+        assert _clock.monotonic_s() < until_s, f"no {event} of {group}"
+        time.sleep(0.1)
+
+
 async def aiokafka_error(served: Served, group: str, topics: list[str], *, within_s: float = RAISED_WITHIN_S) -> str | None:
     """What `start` raises; None if it goes on for as long."""
     one = AIOKafkaConsumer(*topics, bootstrap_servers=served.bootstrap, group_id=group)
@@ -145,7 +153,7 @@ def test_a_leader_whose_assignment_is_too_large_fails_or_tries_again_with_pauses
 
     # librdkafka joins again after any error here, and says nothing: the broker's log does.
     assert "MessageSizeTooLarge" in str(raised)
-    assert [event for event in served.events() if event.get("event") == "group_member_refused" and event["group"] == "wide"]
+    until_said(served, "group_member_refused", group="wide")
 
 
 def test_while_the_memory_of_groups_is_full_clients_wait_and_get_in_when_there_is_room(served: Served) -> None:

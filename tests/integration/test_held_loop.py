@@ -34,3 +34,15 @@ def test_a_test_that_says_why_may_have_a_broker_that_holds_its_loop(log_path: Pa
 @pytest.mark.holds_loop("it shows that the marker is heard")
 def test_the_marker_says_why(log_path: Path) -> None:
     assert_loop_was_free(log_path)
+
+
+def test_a_turn_that_mostly_waited_for_a_processor_may_be_counted_a_tenth_of_the_wait_too_long(tmp_path: Path) -> None:
+    path = tmp_path / "broker.log"
+    held = {"event": "event_loop_held", "seconds": LOOP_HELD_S_MAX + 0.2, "api": "Fetch", "stack": "a.py:1 waited"}
+    path.write_text(json.dumps(held | {"waited_for_cpu_seconds": 2.5}) + "\n")
+
+    assert_loop_was_free(path)
+
+    path.write_text(json.dumps(held | {"waited_for_cpu_seconds": 1.5}) + "\n")
+    with pytest.raises(AssertionError):
+        assert_loop_was_free(path)

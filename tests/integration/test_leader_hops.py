@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from confluent_kafka import Producer
 from kio.schema.errors import ErrorCode
 
@@ -24,12 +25,14 @@ __all__ = ["shared_stores"]
 PARTITIONS = 4
 RECORDS = 8_000
 """Of each producer."""
-FLUSH_S = 60.0
+FLUSH_S = 200.0
 REFRESH_MS = 20
 HOPS_MIN = 20
 IN_FLIGHT_BATCHES = 250
 REQUESTS = "forebay_kafka_requests_total"
 REFUSALS = {ErrorCode.out_of_order_sequence_number, ErrorCode.not_leader_or_follower, ErrorCode.kafka_storage_error}
+
+pytestmark = pytest.mark.timeout(600)
 
 
 @dataclass

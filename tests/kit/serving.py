@@ -33,7 +33,9 @@ ANSWER_WITHIN_S = 30.0
 ASK_EVERY_S = 0.02
 LAST_LINES = 20
 LOOP_HELD_S_MAX = 0.25
-"""What a broker does between two looks at its clients. Its own watch tells (process/loop_watch), and takes off what a busy machine adds."""
+"""What a broker does between two looks at its clients. Its own watch tells (process/loop_watch.py), less what a busy machine adds."""
+WAIT_ERROR_SHARE_MAX = 0.1
+"""Of the time that it waited for a processor. The kernel's count of it and the clock of the loop are read one after the other."""
 
 _clock = SystemClock()
 _reasons_to_hold: list[str] = []
@@ -112,7 +114,8 @@ def loop_may_be_held(reason: str) -> Iterator[None]:
 
 def assert_loop_was_free(log_path: Path) -> None:
     """No turn of the event loop took longer than LOOP_HELD_S_MAX, from when the broker was ready."""
-    held = [event for event in events(log_path) if event.get("event") == "event_loop_held" and _seconds(event) > LOOP_HELD_S_MAX]
+    told = [event for event in events(log_path) if event.get("event") == "event_loop_held"]
+    held = [event for event in told if _seconds(event) > LOOP_HELD_S_MAX + WAIT_ERROR_SHARE_MAX * _seconds(event, "waited_for_cpu_seconds")]
     assert not held or _reasons_to_hold, f"the broker held its event loop: {json.dumps(held, indent=1)}"
 
 
@@ -241,8 +244,8 @@ def _wait_ready(process: forked.Process, log_path: Path) -> Served:
     raise AssertionError(f"the broker was not ready within {READY_WITHIN_S:.0f} s")
 
 
-def _seconds(event: Mapping[str, object]) -> float:
-    return float(str(event["seconds"]))
+def _seconds(event: Mapping[str, object], name: str = "seconds") -> float:
+    return float(str(event.get(name) or 0.0))
 
 
 def _port(addresses: object) -> int:

@@ -31,7 +31,7 @@ def test_t13_a_query_reads_exactly_what_was_written_while_the_objects_it_reads_a
         with streaming(spark, brokers, tmp_path, subscribe=topic, **SLOWLY) as (query, streamed):
             wait_for(query, streamed, rows=150)
             if brokers.are_ours:
-                wait_until(lambda: bool(objects(brokers, "segments") - segments) and not objects(brokers, "wal") & first)
+                wait_until(lambda: bool(objects(brokers, "segments") - segments) and not objects(brokers, "wal") & first, within_s=300)
             reading = len(streamed.rows)
             wait_for(query, streamed, rows=reading + 150)
     with streaming(spark, brokers, tmp_path / "whole", subscribe=topic) as (query, whole):
