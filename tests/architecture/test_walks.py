@@ -12,6 +12,9 @@ from tests.architecture.walking import Walk
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+FILES_MAX: Final = {"A produced batch": 18, "A fetch": 20, "A JoinGroup": 15}
+"""Without the stores and runtime/. A feature that puts another file into a walk raises the number in its commit, with the reason."""
+STORES: Final = ("storage/objects/memory.py", "storage/metadata/memory.py")
 WALKS: Final = {"A produced batch": walking.produce, "A fetch": walking.fetch, "A JoinGroup": walking.join_group}
 
 
@@ -33,6 +36,13 @@ def test_every_step_of_a_walk_names_another_file(title: str) -> None:
 
     assert steps == [str(number + 1) for number in range(len(files))]
     assert len(set(files)) == len(files) > 0
+
+
+@pytest.mark.parametrize("title", WALKS)
+def test_a_walk_is_short_enough_to_be_read(title: str) -> None:
+    files = [file for file in listed(title) if file not in STORES and not file.startswith("runtime/")]
+
+    assert len(files) <= FILES_MAX[title]
 
 
 def test_every_file_named_exists() -> None:
