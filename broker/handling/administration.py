@@ -21,7 +21,7 @@ NAMED_MAX: Final = 5
 _log = structlog.get_logger("administration")
 
 
-class By(NamedTuple):
+class Requester(NamedTuple):
     """The asker. A client id is what the client says: only the address proves anything."""
 
     client_host: str
@@ -35,19 +35,19 @@ class Administration:
     def __init__(self, audit: Audit | None = None) -> None:
         self._audit = audit
 
-    def changed(self, event: str, by: By, **facts: object) -> None:
+    def changed(self, event: str, by: Requester, **facts: object) -> None:
         """`event` names what happened in the past tense: topic_created."""
         _log.info(event, **facts, **by._asdict())
         if self._audit is not None:
             self._audit({"event": event, "outcome": "done", **facts, **by._asdict()})
 
-    def failed(self, event: str, by: By, *, error: ErrorCode, message: str | None = None, **facts: object) -> None:
+    def failed(self, event: str, by: Requester, *, error: ErrorCode, message: str | None = None, **facts: object) -> None:
         """The change that would have been `event` was refused, or nobody knows what became of it (REQUEST_TIMED_OUT)."""
         with self.failures(event, by) as failures:
             failures.add("", error=error, message=message, **facts)
 
     @contextlib.contextmanager
-    def failures(self, event: str, by: By) -> "Iterator[Failures]":
+    def failures(self, event: str, by: Requester) -> "Iterator[Failures]":
         """The same of all that one request asked for: those of which nobody knows what became of them share a line of the log."""
         failures = Failures(event, by, self._audit)
         try:
@@ -59,7 +59,7 @@ class Administration:
 class Failures:
     """Made by `Administration.failures`."""
 
-    def __init__(self, event: str, by: By, audit: Audit | None) -> None:
+    def __init__(self, event: str, by: Requester, audit: Audit | None) -> None:
         self._event = event
         self._by = by._asdict()
         self._audit = audit

@@ -11,7 +11,7 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from broker.groups.state import GroupSettings
-from broker.handling.administration import NAMED_MAX, By
+from broker.handling.administration import NAMED_MAX, Requester
 from broker.handling.context import BrokerParts
 from broker.handling.errors import Refusal, error_code_of
 from runtime.turns import Turns
@@ -186,13 +186,13 @@ class NotEnforced:
             if self._count <= NAMED_MAX:
                 self._topics.append(topic)
 
-    def say(self, by: By) -> None:
+    def say(self, by: Requester) -> None:
         if self._count:
             _log.warning("configs_not_enforced", configs=sorted(self._configs), count=self._count, topics=self._topics, **by._asdict())
 
 
 @contextlib.contextmanager
-def noting_not_enforced(by: By) -> Iterator[NotEnforced]:
+def noting_not_enforced(by: Requester) -> Iterator[NotEnforced]:
     """One line for all topics of a request, if any of them needs one."""
     noted = NotEnforced()
     try:
@@ -209,7 +209,7 @@ class ResourceChange(NamedTuple):
     change: ConfigChange | Refusal
 
 
-async def alter_all(parts: BrokerParts, changes: Sequence[ResourceChange], by: By, *, validate_only: bool) -> list[Refusal | None]:
+async def alter_all(parts: BrokerParts, changes: Sequence[ResourceChange], by: Requester, *, validate_only: bool) -> list[Refusal | None]:
     """In the order of `changes`, each for itself: None for what was altered, or with `validate_only` would have been."""
     turns = Turns()
     occurrences = await turns.count((one.resource_type, one.resource_name) for one in changes)
@@ -246,7 +246,7 @@ async def _alter_topic(
     name: str,
     change: ConfigChange,
     found: dict[str, Topic] | StorageError,
-    by: By,
+    by: Requester,
     noted: NotEnforced,
     *,
     validate_only: bool,
@@ -273,7 +273,7 @@ async def _alter_topic(
     return None
 
 
-async def _alter(parts: BrokerParts, topic: Topic, change: ConfigChange, by: By) -> dict[str, str]:
+async def _alter(parts: BrokerParts, topic: Topic, change: ConfigChange, by: Requester) -> dict[str, str]:
     """Its configs are altered from the newest there are, which are not known before: those that were given another value."""
     before: dict[str, str] = {}
     after: dict[str, str] = {}

@@ -10,7 +10,7 @@ import msgspec
 from broker.cluster.leadership import Leadership
 from broker.cluster.roles import OwnRoles
 from broker.groups.coordinator import Coordinator
-from broker.handling.administration import Administration, By
+from broker.handling.administration import Administration, Requester
 from broker.limits import DEFAULT_BROKER_LIMITS, BrokerLimits
 from runtime.clock import Clock
 from storage.catalog.brokers import ALL_ROLES, BrokerDirectory, BrokerRecord, Role
@@ -97,9 +97,9 @@ class Context(msgspec.Struct, frozen=True):
     client_host: str
     large_answer: LargeAnswer = msgspec.field(default_factory=only_one)
 
-    def by(self, client_id: str | None) -> By:
+    def by(self, client_id: str | None) -> Requester:
         """The asker, for the log."""
-        return By(self.client_host, client_id, self.listener)
+        return Requester(self.client_host, client_id, self.listener)
 
 
 class Node(NamedTuple):

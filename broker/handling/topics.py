@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from broker.handling.administration import By
+from broker.handling.administration import Requester
 from broker.handling.context import BrokerParts
 from broker.handling.errors import error_code_of
 from runtime.turns import ITEMS_DEFAULT, Turns
@@ -31,7 +31,7 @@ LEADER_EPOCH: Final = 0
 LookedUp = tuple[dict[str, Topic], StorageError | None]
 
 
-async def create_missing(parts: BrokerParts, names: Sequence[str], by: By) -> dict[str, Topic | ErrorCode]:
+async def create_missing(parts: BrokerParts, names: Sequence[str], by: Requester) -> dict[str, Topic | ErrorCode]:
     """The topics, created here or by whoever was first; or why not. The names are valid.
 
     Internal ones get Kafka's number of partitions and configs, and nothing is ever in them: what tools look for there, they find empty.
@@ -54,7 +54,7 @@ async def create_missing(parts: BrokerParts, names: Sequence[str], by: By) -> di
     return answers
 
 
-async def _create(parts: BrokerParts, name: str, by: By) -> Topic | ErrorCode:
+async def _create(parts: BrokerParts, name: str, by: Requester) -> Topic | ErrorCode:
     partition_count = INTERNAL_PARTITIONS if name in INTERNAL else parts.topic_defaults.partition_count
     configs = dict(INTERNAL.get(name, {}))
     try:

@@ -10,7 +10,7 @@ from aiohttp import web
 from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId
 
-from broker.handling.administration import By
+from broker.handling.administration import Requester
 from broker.handling.configs import TOPIC
 from broker.handling.kio_types import as_i8, as_i16, as_i32, as_topic_name
 from broker.handling.topics import TopicPartition
@@ -178,7 +178,7 @@ class HttpAlterations:
         is_drained = self._parts.begin_drain(self._drain_s)
         if not self._is_draining:
             self._is_draining = True
-            by = By(asked.client_host, None, LISTENER)
+            by = Requester(asked.client_host, None, LISTENER)
             self._parts.parts.administration.changed("broker_drain_begun", by, broker_id=own_id, drain_s=self._drain_s)
         return await asked.answer(200 if is_drained else 202, DrainTold(own_id, "drained" if is_drained else "draining"))
 

@@ -11,7 +11,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from aiohttp import web
 
-from broker.handling.administration import By
+from broker.handling.administration import Requester
 from broker.http.errors import HttpError, invalid
 from broker.http.guard import ANSWER_TAKEN_WITHIN_S, NDJSON, Asked, HttpLimits, HttpTaker, ReceivedBody, decoded_line
 from broker.http.parts import HttpParts
@@ -101,7 +101,7 @@ class LinesIn:
         self._ended: dict[tuple[str, int], FailedPartition] = {}
         self._named: set[tuple[str, int]] = set()
         self._source = PostedBatches()
-        self._by = By(asked.client_host, None, LISTENER)
+        self._by = Requester(asked.client_host, None, LISTENER)
         self._number = 0
         self._unanswered_bytes = 0
         self._under_way: Counter[tuple[str, int]] = Counter()

@@ -15,7 +15,7 @@ from kio.schema.errors import ErrorCode
 from msgspec import UNSET, UnsetType
 
 from broker.handlers.log.produce import BegunProduce
-from broker.handling.administration import By
+from broker.handling.administration import Requester
 from broker.handling.errors import error_code_of
 from broker.handling.topics import create_missing
 from broker.http.errors import invalid, is_retriable, text_of, type_of
@@ -173,7 +173,7 @@ class ProduceByHttp:
             return await self._streams.produce(asked, self)
         async with asked.document(_decoder) as (document, body):
             check_document(document, self._limits)
-            by = By(asked.client_host, None, LISTENER)
+            by = Requester(asked.client_host, None, LISTENER)
             results = await self.append(document, body, by)
         if document.explain:
             results = [
@@ -183,11 +183,11 @@ class ProduceByHttp:
         good = sum(1 for result in results if result.ok)
         return await asked.answer(200 if good == len(results) else 409, ProduceAnswer(results, good, len(results) - good))
 
-    async def append(self, document: ProduceDocument, body: ReceivedBody, by: By) -> list[ProduceResult]:
+    async def append(self, document: ProduceDocument, body: ReceivedBody, by: Requester) -> list[ProduceResult]:
         """Append what `check_document` has passed. One result a partition, in their order."""
         return await (await self.begin(document, body, by, source=PostedBatches())).results(self)
 
-    async def begin(self, document: ProduceDocument, body: ReceivedBody, by: By, *, source: object) -> "BegunDocument":
+    async def begin(self, document: ProduceDocument, body: ReceivedBody, by: Requester, *, source: object) -> "BegunDocument":
         """As `append`. Return when all of it is in line for the log: what `source` begins afterwards comes behind it."""
         failed = await self._create(sorted({one.topic for one in document.topic_partitions}), by)
         asked = [
@@ -204,7 +204,7 @@ class ProduceByHttp:
             begun = None
         return BegunDocument(document, failed, begun, deadline_s)
 
-    async def _create(self, names: Sequence[str], by: By) -> Mapping[str, ErrorCode]:
+    async def _create(self, names: Sequence[str], by: Requester) -> Mapping[str, ErrorCode]:
         """Create topics that are not there, as Metadata would. Why some are not, by name."""
         parts = self._parts.parts
         unknown = [name for name in names if parts.topics.find(name) is None]

@@ -9,7 +9,7 @@ from kio.schema.types import GroupId
 
 from broker.groups.group import Closed
 from broker.groups.state import GroupError
-from broker.handling.administration import By
+from broker.handling.administration import Requester
 from broker.handling.context import Context
 from broker.protocol.codec import as_field
 from broker.protocol.wire import Request
@@ -43,7 +43,7 @@ def _result(answer: tuple[GroupId, GroupError]) -> DeletableGroupResult:
     return DeletableGroupResult(group_id=group_id, error_code=ErrorCode(error))
 
 
-async def _delete(context: Context, group_id: str, by: By) -> GroupError:
+async def _delete(context: Context, group_id: str, by: Requester) -> GroupError:
     try:
         error = await context.parts.groups.delete(group_id)
     except Closed as closed:

@@ -18,7 +18,7 @@ from kio.schema.delete_records.v2.request import DeleteRecordsPartition, DeleteR
 from kio.schema.delete_records.v2.response import DeleteRecordsPartitionResult, DeleteRecordsTopicResult
 from kio.schema.errors import ErrorCode
 
-from broker.handling.administration import LISTED_MAX, By, brief_offsets
+from broker.handling.administration import LISTED_MAX, Requester, brief_offsets
 from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_i32, as_i64
@@ -118,7 +118,7 @@ async def _delete_all(
             group.create_task(trim())
 
 
-async def _note(parts: BrokerParts, by: By, answers: Mapping[TopicPartition, DeleteRecordsAnswer]) -> None:
+async def _note(parts: BrokerParts, by: Requester, answers: Mapping[TopicPartition, DeleteRecordsAnswer]) -> None:
     """One line per topic for what was deleted, and one for each way it was not."""
     turns = Turns()
     starts: dict[str, dict[int, int]] = {}

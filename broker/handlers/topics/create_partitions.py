@@ -18,7 +18,7 @@ from kio.schema.create_partitions.v3.request import CreatePartitionsTopic
 from kio.schema.create_partitions.v3.response import CreatePartitionsTopicResult
 from kio.schema.errors import ErrorCode
 
-from broker.handling.administration import By
+from broker.handling.administration import Requester
 from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import Refusal, error_code_of
 from broker.handling.kio_types import as_topic_name
@@ -64,7 +64,7 @@ def _respond(answer: tuple[str, Refusal | None]) -> CreatePartitionsTopicResult:
 
 
 async def _create_all(
-    parts: BrokerParts, body: CreatePartitionsRequest, occurrences: Counter[str], answers: dict[str, Refusal | None], by: By
+    parts: BrokerParts, body: CreatePartitionsRequest, occurrences: Counter[str], answers: dict[str, Refusal | None], by: Requester
 ) -> None:
     try:
         existing = await parts.topics.lookup_now(list(occurrences))
@@ -111,7 +111,7 @@ def check(wanted: CreatePartitionsTopic, topic: Topic, *, added_max: int) -> Ref
     return None
 
 
-async def _create(parts: BrokerParts, wanted: CreatePartitionsTopic, topic: Topic, by: By) -> Refusal | None:
+async def _create(parts: BrokerParts, wanted: CreatePartitionsTopic, topic: Topic, by: Requester) -> Refusal | None:
     try:
         before = await parts.topics.add_partitions(topic, wanted.count)
     except StorageError as error:

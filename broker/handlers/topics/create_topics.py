@@ -22,7 +22,7 @@ from kio.schema.create_topics.v7.request import CreatableReplicaAssignment, Crea
 from kio.schema.create_topics.v7.response import CreatableTopicConfigs, CreatableTopicResult
 from kio.schema.errors import ErrorCode
 
-from broker.handling.administration import By
+from broker.handling.administration import Requester
 from broker.handling.configs import noting_not_enforced, source_of
 from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import Refusal, error_code_of
@@ -80,7 +80,7 @@ async def handle(context: Context, request: Request[CreateTopicsRequest]) -> Cre
 
 
 async def _create_all(
-    parts: BrokerParts, body: CreateTopicsRequest, occurrences: Counter[str], answers: dict[str, TopicPlan | Refusal], by: By
+    parts: BrokerParts, body: CreateTopicsRequest, occurrences: Counter[str], answers: dict[str, TopicPlan | Refusal], by: Requester
 ) -> None:
     try:
         existing = await parts.topics.lookup_now(list(occurrences))
@@ -125,7 +125,7 @@ async def _create_all(
             await turns.spent(REFUSED_AS_TOPICS)
 
 
-async def _create(parts: BrokerParts, name: str, planned: TopicPlan, by: By) -> TopicPlan | Refusal:
+async def _create(parts: BrokerParts, name: str, planned: TopicPlan, by: Requester) -> TopicPlan | Refusal:
     try:
         topic = await parts.topics.create(
             name,

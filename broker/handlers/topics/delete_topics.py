@@ -13,7 +13,7 @@ from kio.schema.delete_topics import v5, v6
 from kio.schema.delete_topics.v6.response import DeletableTopicResult, DeleteTopicsResponse
 from kio.schema.errors import ErrorCode
 
-from broker.handling.administration import By
+from broker.handling.administration import Requester
 from broker.handling.context import BrokerParts, Context
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import as_topic_id, as_topic_name, as_uuid
@@ -77,7 +77,7 @@ async def _asked(body: DeleteTopicsRequest, turns: Turns) -> list[AskedTopic]:
     )
 
 
-async def _delete_all(parts: BrokerParts, asked: list[AskedTopic], answers: dict[AskedTopic, DeleteTopicsAnswer], by: By) -> None:
+async def _delete_all(parts: BrokerParts, asked: list[AskedTopic], answers: dict[AskedTopic, DeleteTopicsAnswer], by: Requester) -> None:
     served = []
     turns = Turns()
     for named, occurrences in (await turns.count(asked)).items():
@@ -119,7 +119,7 @@ async def _find(parts: BrokerParts, served: list[AskedTopic]) -> dict[AskedTopic
     return found
 
 
-async def _delete_if_there(parts: BrokerParts, named: AskedTopic, by: By) -> DeleteTopicsAnswer:
+async def _delete_if_there(parts: BrokerParts, named: AskedTopic, by: Requester) -> DeleteTopicsAnswer:
     """Delete a topic that a read missed, if it is there after all: a client takes "no such topic" for a finished deletion."""
     if named.name is None or validate_name(named.name) is not None:
         return _unknown(named)
@@ -130,7 +130,7 @@ async def _delete_if_there(parts: BrokerParts, named: AskedTopic, by: By) -> Del
     return _unknown(named) if topic is None else await _delete(parts, named, topic, by)
 
 
-async def _delete(parts: BrokerParts, named: AskedTopic, topic: Topic, by: By) -> DeleteTopicsAnswer:
+async def _delete(parts: BrokerParts, named: AskedTopic, topic: Topic, by: Requester) -> DeleteTopicsAnswer:
     try:
         await parts.topics.delete(topic)
     except NotFound:

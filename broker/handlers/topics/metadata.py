@@ -30,7 +30,7 @@ from kio.static.primitive import i32
 
 from broker.cluster.leadership import Asker, Placement
 from broker.cluster.roles import placement_by_role
-from broker.handling.administration import By
+from broker.handling.administration import Requester
 from broker.handling.context import BrokerParts, Context, Node, controller_of, live_and_listed
 from broker.handling.errors import error_code_of
 from broker.handling.kio_types import (
@@ -108,7 +108,7 @@ async def handle(context: Context, request: Request[MetadataRequest]) -> Metadat
     )
 
 
-async def _named(context: Context, answer: "_Answer", wanted: _Wanted, creator: By | None) -> Iterable[MetadataResponseTopic]:
+async def _named(context: Context, answer: "_Answer", wanted: _Wanted, creator: Requester | None) -> Iterable[MetadataResponseTopic]:
     """One answer per id and per name, in the order of the request; repeats are answered once. `creator` None: missing topics stay so."""
     ids: dict[TopicId, None] = {}
     names: dict[str, None] = {}
@@ -161,7 +161,7 @@ async def _find_ids(parts: BrokerParts, topic_ids: list[TopicId]) -> dict[TopicI
     return await Turns().by_key(lambda topic_id: found.get(topic_id, missing), topic_ids)
 
 
-async def _find_names(parts: BrokerParts, names: list[str], creator: By | None) -> dict[str, Topic | ErrorCode]:
+async def _find_names(parts: BrokerParts, names: list[str], creator: Requester | None) -> dict[str, Topic | ErrorCode]:
     try:
         found, unread = await parts.topics.look_up(names)
     except StorageError as error:
