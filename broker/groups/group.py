@@ -1,6 +1,6 @@
 """A group in the memory of its coordinator: what its jobs do to it, and what they write before anybody hears of it.
 
-`OwnedRecord` lets one job at a time happen to a record that one broker owns, and answers when what it did is durable. `LoadedGroup` says
+`FencedState` lets one job at a time happen to a record that one broker owns, and answers when what it did is durable. `LoadedGroup` says
 what the jobs of a group do. Commits that wait together travel together. A group without members has no timer and costs nothing.
 """
 
@@ -126,7 +126,7 @@ def _count(groups: Callable[[], Iterable[Group]], state: GroupState) -> float:
     return float(sum(group.state is state for group in groups()))
 
 
-class DueTimer:
+class Timer:
     """`set` makes it go off when something is due: never before, and only once. Where nothing is due, no timer is set.
 
     A timer that is too early looks again when it goes off. So whatever only puts off what is due need not tell anybody, and `set` asks
@@ -184,7 +184,7 @@ K = TypeVar("K")
 E = TypeVar("E")
 
 
-class WriteFirst(NamedTuple):
+class PersistThenReply(NamedTuple):
     """What has to be durable before anybody hears of a job: `write` makes it so, and `then` answers.
 
     `then` is not called if `write` raises, or if the record was closed meanwhile.
@@ -206,7 +206,7 @@ class Refusals(Generic[E]):
     closed: Callable[[E], Exception]
 
 
-class OwnedRecord(Generic[J, E]):
+class FencedState(Generic[J, E]):
     """A record that one broker owns, in its memory: one job at a time happens to it, and nobody hears of what is not durable yet.
 
     Requests and the passing of time are jobs in a line. A job that writes nothing is done at once; the others wait while a write is under
@@ -217,7 +217,7 @@ class OwnedRecord(Generic[J, E]):
 
     def __init__(
         self,
-        start: Callable[[J, int], WriteFirst | None],
+        start: Callable[[J, int], PersistThenReply | None],
         *,
         refusals: Refusals[E],
         jobs_max: int,
@@ -248,11 +248,11 @@ class OwnedRecord(Generic[J, E]):
         self._is_starting = False
         self._is_writing = False
         self._closed_with: E | None = None
-        self._timer = DueTimer(next_due_s, self._on_due, clock=clock)
+        self._timer = Timer(next_due_s, self._on_due, clock=clock)
         self._timer.set()
 
     @property
-    def timer(self) -> DueTimer:
+    def timer(self) -> Timer:
         return self._timer
 
     @property
@@ -337,12 +337,12 @@ class OwnedRecord(Generic[J, E]):
             self._line.append((self._due, NOBODY))
             self._advance()
 
-    def _begin(self, first: WriteFirst) -> None:
+    def _begin(self, first: PersistThenReply) -> None:
         self._is_writing = True
         task = self._nursery.spawn(self._carry_out(first), name=self._name)
         task.add_done_callback(self._note_end)
 
-    async def _carry_out(self, first: WriteFirst) -> None:
+    async def _carry_out(self, first: PersistThenReply) -> None:
         try:
             await first.write()
         except Fenced:
@@ -415,7 +415,7 @@ REFUSALS: Final = Refusals(
 
 
 class LoadedGroup:
-    """A group whose coordinator this broker is. That one job happens at a time, and what becomes of those who wait, is `OwnedRecord`'s."""
+    """A group whose coordinator this broker is. That one job happens at a time, and what becomes of those who wait, is `FencedState`'s."""
 
     def __init__(
         self,
@@ -444,7 +444,7 @@ class LoadedGroup:
         """What the offsets that are being written will hold."""
         self._on_close = on_close
         self._limits = limits
-        self._record: OwnedRecord[Job, GroupError] = OwnedRecord(
+        self._record: FencedState[Job, GroupError] = FencedState(
             self._start,
             refusals=REFUSALS,
             jobs_max=limits.jobs_max,
@@ -535,7 +535,7 @@ class LoadedGroup:
         self._memory.held_bytes += held_bytes - self._counted_bytes
         self._counted_bytes = held_bytes
 
-    def _start(self, job: Job, token: int) -> WriteFirst | None:
+    def _start(self, job: Job, token: int) -> PersistThenReply | None:
         match job:
             case CommitOffsets():
                 return self._start_commit(job, token)
@@ -551,7 +551,7 @@ class LoadedGroup:
             case _:
                 return self._step(job)
 
-    def _step(self, event: Event) -> WriteFirst | None:
+    def _step(self, event: Event) -> PersistThenReply | None:
         before = self._group
         group, effects = step(before, event, self._clock.monotonic_s(), self._settings)
         if group.state is not GroupState.EMPTY:
@@ -582,7 +582,7 @@ class LoadedGroup:
             if isinstance(effect, Reply):
                 self._record.answer(effect.token, effect.answer)
 
-    def _start_commit(self, commit: CommitOffsets, token: int) -> WriteFirst | None:
+    def _start_commit(self, commit: CommitOffsets, token: int) -> PersistThenReply | None:
         if self._is_to_nobody(commit):
             # Clients give up for this, so memory alone does not say it: another coordinator may have made the group.
             return self._write(self._stored.check, [token], answer=GroupError.GROUP_ID_NOT_FOUND)
@@ -617,7 +617,7 @@ class LoadedGroup:
     def _is_to_nobody(self, commit: CommitOffsets) -> bool:
         return commit.generation >= 0 and not self.exists
 
-    def _start_expiry(self, job: Expire, token: int) -> WriteFirst | None:
+    def _start_expiry(self, job: Expire, token: int) -> PersistThenReply | None:
         found = self.find_forgettable(job.names)
         gone = [*found.orphaned, *found.expired][:EXPIRED_TOGETHER_MAX]
         is_over = found.is_over and self._stored.is_written and len(gone) == len(found.orphaned) + len(found.expired)
@@ -635,7 +635,7 @@ class LoadedGroup:
         write = partial(self._stored.delete, self._group) if is_over else partial(self._stored.delete_offsets, self._group, gone)
         return self._write(write, [token], finish)
 
-    def _start_delete(self, token: int) -> WriteFirst | None:
+    def _start_delete(self, token: int) -> PersistThenReply | None:
         if self._group.state is not GroupState.EMPTY:
             self._record.answer(token, GroupError.NON_EMPTY_GROUP)
         elif not self._stored.is_written:
@@ -655,7 +655,7 @@ class LoadedGroup:
         finish: Callable[[], None] | None = None,
         *,
         answer: GroupError = GroupError.NONE,
-    ) -> WriteFirst:
+    ) -> PersistThenReply:
         """Carry `write` out, then answer `tokens`, then `finish`."""
 
         async def counted() -> None:
@@ -671,7 +671,7 @@ class LoadedGroup:
             if finish is not None:
                 finish()
 
-        return WriteFirst(counted, then)
+        return PersistThenReply(counted, then)
 
     def _note_not_written(self, failure: StorageError) -> None:
         log.warning("group_not_written", group=self._group.group_id, cause=str(failure))

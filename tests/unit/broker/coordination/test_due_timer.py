@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.groups.group import TIMER_S_MIN, DueTimer
+from broker.groups.group import TIMER_S_MIN, Timer
 from runtime.clock import SystemClock
 
 HOUR_S = 3_600.0
@@ -20,7 +20,7 @@ class Due:
         self.at_s: float | None = None
         self.asked = 0
         self.went_off_s: list[float] = []
-        self.timer = DueTimer(self._next_s, self._go_off, clock=self.clock)
+        self.timer = Timer(self._next_s, self._go_off, clock=self.clock)
 
     def _next_s(self) -> float | None:
         self.asked += 1

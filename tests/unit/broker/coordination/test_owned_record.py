@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from broker.groups.group import NOBODY, OwnedRecord, Refusals, WriteFirst
+from broker.groups.group import NOBODY, FencedState, PersistThenReply, Refusals
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from storage.errors import Fenced, OutcomeUnknown, StorageError
@@ -96,7 +96,7 @@ class Owner:
         self.told: list[str] = []
         """Values whose `then` was called."""
         self._later: list[int] = []
-        self.record: OwnedRecord[Job, str] = OwnedRecord(
+        self.record: FencedState[Job, str] = FencedState(
             self._start,
             refusals=REFUSALS,
             jobs_max=jobs_max,
@@ -118,7 +118,7 @@ class Owner:
         except TimeoutError:
             return "too late"
 
-    def _start(self, job: Job, token: int) -> WriteFirst | None:
+    def _start(self, job: Job, token: int) -> PersistThenReply | None:
         assert not self.record.is_at_rest, "something happens to it"
         self.happened.append(job)
         match job:
@@ -133,12 +133,12 @@ class Owner:
                 assert token == NOBODY
                 self.due_s = None
             case End():
-                return WriteFirst(lambda: self.store.write("end"), lambda: self._end(token))
+                return PersistThenReply(lambda: self.store.write("end"), lambda: self._end(token))
             case Put():
                 return self._put(job, token)
         return None
 
-    def _put(self, first: Put, token: int) -> WriteFirst:
+    def _put(self, first: Put, token: int) -> PersistThenReply:
         together = [(first, token)]
         while (following := self.record.take_next(lambda job: job if isinstance(job, Put) else None)) is not None:
             together.append(following)
@@ -148,7 +148,7 @@ class Owner:
                 self.told.append(put.value)
                 self.record.answer(its_token, put.value)
 
-        return WriteFirst(lambda: self.store.write(*(put.value for put, _ in together)), then)
+        return PersistThenReply(lambda: self.store.write(*(put.value for put, _ in together)), then)
 
     def _end(self, token: int) -> None:
         self.record.answer(token, "ended")
