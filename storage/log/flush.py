@@ -167,7 +167,7 @@ class InlineSettings:
 NO_INLINE: Final = InlineSettings(bytes_max=0)
 
 
-class Gathers(StrEnum):
+class NotInlined(StrEnum):
     """Why a batch is gathered instead."""
 
     OFF = "off"
@@ -233,17 +233,17 @@ def becomes_larger(batch: Batch, last: "Commit | None", settings: InlineSettings
 
 def why_gathered(
     queue: "CommitQueue", batch: Batch, last: "Commit | None", settings: InlineSettings, now_s: float, limits: LogLimits
-) -> Gathers | None:
+) -> NotInlined | None:
     """None if the batch may travel in a commit: in `last`, which it has `joined`, or in one of its own, as far as budgets go."""
     is_due = not becomes_larger(batch, last, settings) or now_s - queue.larger_s >= limits.larger_commit_every_s
     size_bytes = batch.size_bytes + (last.size_bytes if last is not None else 0)
     if size_bytes > max(limits.larger_commit_bytes_max, settings.bytes_max) or not is_due:
-        return Gathers.LARGE if batch.size_bytes > settings.bytes_max else Gathers.FULL
+        return NotInlined.LARGE if batch.size_bytes > settings.bytes_max else NotInlined.FULL
     if queue.gathered:
-        return Gathers.QUEUED
+        return NotInlined.QUEUED
     if had_no_room(queue, now_s):
-        return Gathers.FULL
-    return Gathers.CONFLICTS if last is None and queue.conflict_share > CONFLICTS_MAX else None
+        return NotInlined.FULL
+    return NotInlined.CONFLICTS if last is None and queue.conflict_share > CONFLICTS_MAX else None
 
 
 def had_no_room(queue: "CommitQueue", now_s: float) -> bool:

@@ -32,9 +32,9 @@ from storage.log.commit import Committer, after_lost, enter, join, note_larger
 from storage.log.flush import (
     CommitBudget,
     FlushSettings,
-    Gathers,
     InlineSettings,
     LastFlush,
+    NotInlined,
     OpenFlush,
     Trigger,
     becomes_larger,
@@ -276,7 +276,7 @@ class Appender:
         self._stage_s = Children[str, Histogram](seconds.labels)
         self._inline_commits, self._inline_bytes = telemetry.counter(INLINE_COMMITS), telemetry.counter(INLINE_BYTES)
         gathered = telemetry.counter(GATHERED)
-        self._gathered = Children[Gathers, Counter](lambda reason: gathered.labels(reason.value))
+        self._gathered = Children[NotInlined, Counter](lambda reason: gathered.labels(reason.value))
         telemetry.gauge(FLUSH_INTERVAL).set(settings.interval_s)
         telemetry.gauge(FLUSH_LIMIT).set(settings.bytes_max)
         telemetry.gauge(INLINE_LIMIT).set(inline.bytes_max)
@@ -307,25 +307,25 @@ class Appender:
             self._arm()
         self._arm_quiet()
 
-    def _carry(self, log: PartitionLog, batch: Batch, together: int) -> Gathers | None:
+    def _carry(self, log: PartitionLog, batch: Batch, together: int) -> NotInlined | None:
         """Let a commit carry the batch, or say why it has to be gathered."""
         queue = log.commit_queue
         if together > self._carried_at_once_max:
-            return Gathers.MANY  # the first of them in commits and the rest in an object would cost both
+            return NotInlined.MANY  # the first of them in commits and the rest in an object would cost both
         last = joined(queue, batch, self._inline, self._limits)
         now_s = self._clock.monotonic_s()
         reason = why_gathered(queue, batch, last, self._inline, now_s, self._limits)
         if reason is not None:
             return reason
         if self._is_stopped or not self._may_write_inline():
-            return Gathers.OFF
+            return NotInlined.OFF
         if self._carried.is_full:
-            return Gathers.UNCOMPACTED
+            return NotInlined.UNCOMPACTED
         if last is None and self._begun_in_turn >= self._carried_at_once_max:
-            return Gathers.MANY
+            return NotInlined.MANY
         is_larger = becomes_larger(batch, last, self._inline)
         if (is_larger and not self._larger_budget.take(now_s)) or (last is None and not self._budget.take(now_s)):
-            return Gathers.BUDGET
+            return NotInlined.BUDGET
         if is_larger:
             note_larger(queue, now_s)
         if last is not None:

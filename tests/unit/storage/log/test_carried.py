@@ -11,7 +11,7 @@ from storage.errors import Unavailable
 from storage.formats.manifest import LogState, Manifest, encode
 from storage.log.batch import Appended
 from storage.log.carried import LOOK_EVERY_S
-from storage.log.flush import FlushSettings, Gathers, InlineSettings
+from storage.log.flush import FlushSettings, InlineSettings, NotInlined
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import ABSENT, Put
 from storage.vocabulary import PartitionId
@@ -51,7 +51,7 @@ def test_at_the_bound_batches_go_into_objects_and_a_line_says_why() -> None:
                 await fill(broker)
                 await broker.send(of_size(100))
 
-                assert reasons(broker) == {Gathers.UNCOMPACTED: 2}
+                assert reasons(broker) == {NotInlined.UNCOMPACTED: 2}
                 assert uncompacted_bytes(broker) == 5_000
                 assert len(broker.objects.put_keys) == 2
                 assert len(await broker.read_all()) == 6_100
@@ -72,7 +72,7 @@ def test_when_it_is_compacted_commits_carry_again() -> None:
                 assert uncompacted_bytes(broker) == 0
                 before = len(broker.objects.put_keys)
                 await broker.send(of_size(1_000))
-                assert (len(broker.objects.put_keys), reasons(broker)) == (before, {Gathers.UNCOMPACTED: 1})
+                assert (len(broker.objects.put_keys), reasons(broker)) == (before, {NotInlined.UNCOMPACTED: 1})
         assert [line["event"] for line in logs] == ["commits_carry_nothing", "commits_carry_again"]
 
     in_virtual_time(play())

@@ -11,7 +11,7 @@ from storage.formats.levels import LEVEL_OF_INLINE
 from storage.formats.manifest import Entry, inline_bytes
 from storage.log.batch import Appended
 from storage.log.commit import CONFLICT_MEMORY
-from storage.log.flush import CONFLICTS_MAX, CommitBudget, FlushSettings, Gathers, InlineSettings
+from storage.log.flush import CONFLICTS_MAX, CommitBudget, FlushSettings, InlineSettings, NotInlined
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.reader import read_inline
 from storage.log.writer import TURNS_MAX, UPLOADS_MAX
@@ -40,7 +40,7 @@ def counted(broker: Rig, name: str, **labels: str) -> float | None:
 
 def reasons(broker: Rig) -> dict[str, float]:
     """Why batches were gathered, and how many."""
-    return {one: value for one in Gathers if (value := counted(broker, "gathered_batches", reason=one))}
+    return {one: value for one in NotInlined if (value := counted(broker, "gathered_batches", reason=one))}
 
 
 def offsets(results: Sequence[Sequence[Appended | StorageError]]) -> list[int]:
@@ -75,7 +75,7 @@ async def test_a_large_batch_goes_into_an_object_and_what_is_behind_it_does_not_
         assert offsets(results) == [0, 1, 2]
         assert len(broker.objects.put_keys) == 1
         assert [entry.is_inline for entry in (await broker.manifest()).pending] == [False]
-        assert reasons(broker) == {Gathers.LARGE: 2, Gathers.QUEUED: 1}
+        assert reasons(broker) == {NotInlined.LARGE: 2, NotInlined.QUEUED: 1}
 
 
 async def test_a_small_batch_waits_for_the_object_before_it() -> None:
@@ -123,7 +123,7 @@ async def test_what_arrives_behind_as_many_commits_as_may_wait_is_gathered() -> 
         await broker.metadata.deliver_late()
 
         assert offsets([await first, *[await one for one in behind]]) == list(range(1, DEFAULT_LIMITS.queued_commits_max + 2))
-        assert (counted(broker, "inline_commits"), reasons(broker)) == (DEFAULT_LIMITS.queued_commits_max + 2, {Gathers.FULL: 1})
+        assert (counted(broker, "inline_commits"), reasons(broker)) == (DEFAULT_LIMITS.queued_commits_max + 2, {NotInlined.FULL: 1})
         assert broker.objects.put_keys == [], "what was gathered was small, too"
 
 
@@ -134,7 +134,7 @@ async def test_a_flush_that_time_made_due_and_that_is_small_stores_no_object() -
         results = await asyncio.gather(*(broker.send(of_size(300), partition=PartitionId(TOPIC, n % 2)) for n in range(6)))
 
         assert offsets(results) == [0, 0, 1, 1, 2, 2]
-        assert reasons(broker) == {Gathers.BUDGET: 1, Gathers.QUEUED: 2}
+        assert reasons(broker) == {NotInlined.BUDGET: 1, NotInlined.QUEUED: 2}
         assert broker.objects.put_keys == []
 
 
@@ -171,7 +171,7 @@ async def test_batches_of_more_partitions_than_may_carry_at_a_time_go_into_one_o
         results = await asyncio.gather(*sent_to(broker, range(2 * DEFAULT_LIMITS.carried_at_once_max + 1)))
 
         assert offsets(results) == [0] * (2 * DEFAULT_LIMITS.carried_at_once_max + 1)
-        assert reasons(broker) == {Gathers.MANY: DEFAULT_LIMITS.carried_at_once_max + 1}
+        assert reasons(broker) == {NotInlined.MANY: DEFAULT_LIMITS.carried_at_once_max + 1}
         assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (DEFAULT_LIMITS.carried_at_once_max, 1)
 
         await asyncio.gather(*sent_to(broker, range(DEFAULT_LIMITS.carried_at_once_max)))
@@ -189,7 +189,7 @@ async def test_of_a_request_for_more_partitions_than_may_carry_at_a_time_none_is
         )
 
         assert offsets(results) == [0] * (DEFAULT_LIMITS.carried_at_once_max + 1)
-        assert reasons(broker) == {Gathers.MANY: DEFAULT_LIMITS.carried_at_once_max + 1}
+        assert reasons(broker) == {NotInlined.MANY: DEFAULT_LIMITS.carried_at_once_max + 1}
         assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (0, 1)
 
 
@@ -208,7 +208,7 @@ async def test_small_batches_of_any_number_of_partitions_are_carried_while_uploa
             small = await asyncio.gather(*sent_to(broker, range(count)))
 
         assert offsets(small) == [0] * count
-        assert reasons(broker) == {Gathers.LARGE: UPLOADS_MAX, Gathers.MANY: count - DEFAULT_LIMITS.carried_at_once_max}
+        assert reasons(broker) == {NotInlined.LARGE: UPLOADS_MAX, NotInlined.MANY: count - DEFAULT_LIMITS.carried_at_once_max}
         assert counted(broker, "inline_commits") == count
         gate.set()
         assert offsets([await one for one in large]) == list(range(UPLOADS_MAX))
@@ -279,7 +279,7 @@ async def test_nothing_is_inline_before_every_broker_can_read_it() -> None:
 
         assert len(broker.objects.put_keys) == 1
         assert not inline_bytes((await broker.manifest()).pending)
-        assert reasons(broker) == {Gathers.OFF: 1}
+        assert reasons(broker) == {NotInlined.OFF: 1}
 
 
 async def test_the_ring_leaves_when_it_has_as_many_bytes_as_it_may() -> None:
@@ -365,7 +365,7 @@ async def test_a_partition_that_others_commit_to_gathers_until_it_is_alone_again
         puts = len(one.objects.put_keys)
         await one.send(of_size(100))
         assert len(one.objects.put_keys) == puts, "small, and due by time: no object is needed all the same"
-        assert reasons(one) == {Gathers.CONFLICTS: 1}
+        assert reasons(one) == {NotInlined.CONFLICTS: 1}
         while queue.conflict_share > CONFLICTS_MAX * CONFLICT_MEMORY:
             await one.send(of_size(100))
 

@@ -7,7 +7,7 @@ import pytest
 from runtime.clock import SystemClock
 from sim.loop import VirtualClock, VirtualLoop
 from storage.log.batch import Appended
-from storage.log.flush import CONFLICTS_MAX, FULL_S, FlushSettings, Gathers, InlineSettings
+from storage.log.flush import CONFLICTS_MAX, FULL_S, FlushSettings, InlineSettings, NotInlined
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.metadata import keys
 from storage.metadata.port import Put
@@ -50,7 +50,7 @@ async def test_a_larger_batch_is_carried_once_in_a_while() -> None:
 
         assert await carried(broker) == [True, False, True]
         assert len(broker.objects.put_keys) == 1
-        assert reasons(broker) == {Gathers.LARGE: 1}
+        assert reasons(broker) == {NotInlined.LARGE: 1}
         assert len(await broker.read_all()) == 9_000
 
 
@@ -82,7 +82,7 @@ async def test_a_larger_batch_waits_in_its_commit_for_an_object_before_it_and_a_
         gate.set()
 
         assert offsets([await first, *[await one for one in behind]]) == [0, 1, 2]
-        assert reasons(broker) == {Gathers.LARGE: 2}
+        assert reasons(broker) == {NotInlined.LARGE: 2}
 
 
 async def test_a_larger_batch_is_carried_behind_a_commit_that_is_under_way() -> None:
@@ -126,7 +126,7 @@ async def test_larger_batches_that_wait_go_together_as_far_as_they_fit() -> None
 
         assert offsets([await first, *[await one for one in behind]]) == [1, 2, 3, 4]
         assert [(entry.base, entry.last) for entry in (await broker.manifest()).pending] == [(0, 0), (1, 1), (2, 3), (4, 4)]
-        assert reasons(broker) == {Gathers.LARGE: 1}
+        assert reasons(broker) == {NotInlined.LARGE: 1}
 
 
 async def test_small_batches_make_a_commit_larger_once_in_a_while() -> None:
@@ -141,7 +141,7 @@ async def test_small_batches_make_a_commit_larger_once_in_a_while() -> None:
             await broker.metadata.deliver_late()
             await asyncio.gather(first, *behind)
 
-            assert reasons(broker) == ({Gathers.FULL: 1} if number else {})
+            assert reasons(broker) == ({NotInlined.FULL: 1} if number else {})
 
 
 async def test_a_batch_that_makes_a_waiting_commit_larger_is_the_larger_one_of_its_second() -> None:
@@ -155,7 +155,7 @@ async def test_a_batch_that_makes_a_waiting_commit_larger_is_the_larger_one_of_i
         await asyncio.gather(first, *behind)
         await broker.send(of_size(3_000))
 
-        assert reasons(broker) == {Gathers.LARGE: 1}
+        assert reasons(broker) == {NotInlined.LARGE: 1}
 
 
 async def test_larger_commits_have_a_budget_of_their_own() -> None:
@@ -167,7 +167,7 @@ async def test_larger_commits_have_a_budget_of_their_own() -> None:
             await broker.send(of_size(1_100), partition=PartitionId(TOPIC, 1 + number))
         await broker.send(of_size(100))
 
-        assert reasons(broker) == {Gathers.BUDGET: 2}
+        assert reasons(broker) == {NotInlined.BUDGET: 2}
         assert counted(broker, "inline_commits") == DEFAULT_LIMITS.larger_commits_kept_max + 1
 
 
@@ -178,11 +178,11 @@ async def test_after_a_manifest_had_no_room_batches_are_gathered_for_a_while() -
         (refused,) = await broker.send(of_size(1_000))
         assert "manifest is full" in str(refused)
         assert await broker.send(of_size(100)) == [Appended(1, 0)]
-        assert reasons(broker) == {Gathers.FULL: 1}
+        assert reasons(broker) == {NotInlined.FULL: 1}
         clock.passed_s += FULL_S
         assert await broker.send(of_size(100)) == [Appended(2, 0)]
 
-        assert reasons(broker) == {Gathers.FULL: 1}
+        assert reasons(broker) == {NotInlined.FULL: 1}
 
 
 async def test_a_larger_batch_is_gathered_while_others_commit_to_the_partition() -> None:
@@ -190,7 +190,7 @@ async def test_a_larger_batch_is_gathered_while_others_commit_to_the_partition()
         broker.parts.partitions.get(PARTITION).commit_queue.conflict_share = 2 * CONFLICTS_MAX
         await broker.send(of_size(3_000))
 
-        assert reasons(broker) == {Gathers.CONFLICTS: 1}
+        assert reasons(broker) == {NotInlined.CONFLICTS: 1}
 
 
 class Producer:
