@@ -1,6 +1,6 @@
 """Fetches that wait: what one collects of its partitions, when it has enough, and what wakes it. Wire types stay in the handler.
 
-`Gathering` collects the partitions of one fetch side by side and says when to answer. `Wait` lets the fetch sleep until one of them moves.
+`DelayedFetch` collects the partitions of one fetch side by side and says when to answer. `Wait` lets the fetch sleep until one of them moves.
 Own commits wake by themselves. `Waiters` learns of those of other brokers by hints, and by a poll where hints get lost (I10).
 """
 
@@ -27,7 +27,7 @@ BEGUN_PER_STEP: Final = 500
 """Partitions that one reader begins to wait for, between two steps."""
 
 
-class Wanted:
+class FetchPartitionStatus:
     """What a fetch wants of one partition, and what there is of it. `error` is final; `is_cut`: there is more to read.
 
     It is pending while it has a `read` of its manifest or a `flight`, and `is_late` when that has taken too long. `held_bytes` are
@@ -81,7 +81,7 @@ class Wanted:
         return self.read is not None or self.flight is not None
 
 
-class Gathering:
+class DelayedFetch:
     """One fetch. `look` as often as something may have changed (`wake` is called when a read has ended); `close` it in the end.
 
     Partitions have what they may take in the order of the request, as in Kafka, and the first with records at least one batch. What is in
@@ -97,7 +97,7 @@ class Gathering:
 
     def __init__(
         self,
-        wanted: Sequence[Wanted],
+        wanted: Sequence[FetchPartitionStatus],
         *,
         bytes_max: int | None,
         bytes_min: int,
@@ -129,11 +129,11 @@ class Gathering:
         self._manifest_reads = manifest_reads
         self._wake = wake
         self._limits = limits
-        self._first: Wanted | None = None
+        self._first: FetchPartitionStatus | None = None
         """The one that may take a batch that is larger than what is left."""
         self._runs_left = limits.stored_runs_max
         self._spared_left = 0
-        self._reading: dict[Wanted, None] = {}
+        self._reading: dict[FetchPartitionStatus, None] = {}
         self._moment_end_s = began_s
         self._joined: dict[Flight, int] = {}
         """With where the response goes on of what it brings."""
@@ -215,7 +215,7 @@ class Gathering:
             return False
         return is_something or not is_pending or now_s >= max(self._deadline_s, patience_end_s)
 
-    def _late_s(self, wanted: Wanted) -> float:
+    def _late_s(self, wanted: FetchPartitionStatus) -> float:
         """The time from which its flight is late. A partition with records has one grace for all its flights, rather than one for each."""
         assert wanted.flight is not None, "it has no flight"
         return (wanted.reading_since_s if wanted.size_bytes else wanted.flight.began_s) + self._limits.grace_s
@@ -251,7 +251,7 @@ class Gathering:
                 self._fail(wanted)
             yield
 
-    def _fail(self, wanted: Wanted) -> None:
+    def _fail(self, wanted: FetchPartitionStatus) -> None:
         if wanted.read is not None and wanted.error is None:
             wanted.error = failure_of(wanted.read, wanted.log)
 
@@ -269,7 +269,7 @@ class Gathering:
     def _on_read(self, _read: asyncio.Future[None]) -> None:
         self._wake()
 
-    def _look(self, wanted: Wanted, now_s: float) -> None:
+    def _look(self, wanted: FetchPartitionStatus, now_s: float) -> None:
         log = wanted.log
         if not wanted.is_asked:
             wanted.is_asked = True
@@ -305,13 +305,13 @@ class Gathering:
             return
         self._gather(wanted, now_s)
 
-    def _await(self, wanted: Wanted, read: asyncio.Future[None]) -> None:
+    def _await(self, wanted: FetchPartitionStatus, read: asyncio.Future[None]) -> None:
         wanted.read = read
         if read not in self._asked:
             self._asked[read] = None
             read.add_done_callback(self._on_read)
 
-    def _give_up_room(self, wanted: Wanted) -> None:
+    def _give_up_room(self, wanted: FetchPartitionStatus) -> None:
         """A late one holds up nobody: what it brings must find room when it comes."""
         wanted.is_late = True
         self._left_bytes += wanted.held_bytes
@@ -319,7 +319,7 @@ class Gathering:
         if self._first is wanted and not wanted.size_bytes:
             self._first = None
 
-    def _gather(self, wanted: Wanted, now_s: float) -> None:
+    def _gather(self, wanted: FetchPartitionStatus, now_s: float) -> None:
         """Take all anew: from the tail cache, from what was read for it, and from what has come of a read; begin one where these end, and
         none is under way.
         """
@@ -393,7 +393,9 @@ class Gathering:
         if wanted.flight is not None and wanted.flight is not flight and wanted.flight.runs:
             self._gather(wanted, now_s)  # it was under way, for another
 
-    def _must_read(self, wanted: Wanted, landed: Flight | None, offset: int, taken_bytes: int, *, at_least_one: bool, now_s: float) -> bool:
+    def _must_read(
+        self, wanted: FetchPartitionStatus, landed: Flight | None, offset: int, taken_bytes: int, *, at_least_one: bool, now_s: float
+    ) -> bool:
         """Whether `offset` is read now, or will be; False if what has `landed` says that there is no use, or the response has enough."""
         limits = self._limits
         bytes_max = wanted.tried_bytes - taken_bytes

@@ -23,7 +23,7 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from broker.cluster.roles import Fetcher, Near, PreferredReplicas
-from broker.delayed_fetch import Gathering, Waiters, Wanted, needs_refresh
+from broker.delayed_fetch import DelayedFetch, FetchPartitionStatus, Waiters, needs_refresh
 from broker.handling.errors import error_code_of
 from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from broker.protocol.fetch import TOPIC_IDS_MINIMUM, FetchedPartition, FetchPartition, FetchRequest, FetchResponse
@@ -57,7 +57,7 @@ class Target:
     """A partition of the request with the records it wants, or with its answer."""
 
     asked: FetchPartition
-    wanted: Wanted | None
+    wanted: FetchPartitionStatus | None
     answer: FetchedPartition | None = None
 
 
@@ -163,7 +163,7 @@ class Fetch:
 
     async def _gather(
         self, targets: Sequence[Target], request: FetchRequest, began_s: float, room: Room | None, client: Fetcher | None
-    ) -> Sequence[Wanted]:
+    ) -> Sequence[FetchPartitionStatus]:
         """Read for those without an answer, and return them. Without room there are no records, and where some were refused the others wait
         for none.
         """
@@ -176,7 +176,7 @@ class Fetch:
         bytes_max = min(max(request.max_bytes, 0), FETCH_RESPONSE_BYTES_MAX)
         deadline_s = began_s + (min(request.max_wait_ms / 1_000, self.limits.fetch_wait_s_max) if may_wait else 0.0)
         now_s = self._clock.monotonic_s()  # much later than it began, if its topics had to be read
-        gathering = Gathering(
+        gathering = DelayedFetch(
             wanted,
             bytes_max=bytes_max if room is None else _room_at_once(room, wanted, bytes_max, now_s),
             # A client that wants more than it takes would wait in vain.
@@ -231,13 +231,13 @@ class Fetch:
         finally:
             gathering.close()
 
-    async def _look(self, gathering: Gathering, *, is_wide: bool) -> None:
+    async def _look(self, gathering: DelayedFetch, *, is_wide: bool) -> None:
         if is_wide:
             await in_turns(gathering.look_in_steps(self._clock.monotonic_s()))
         else:
             gathering.look(self._clock.monotonic_s())
 
-    async def _find_room(self, gathering: Gathering, room: Room | None, bytes_max: int, deadline_s: float, *, is_wide: bool) -> bool:
+    async def _find_room(self, gathering: DelayedFetch, room: Room | None, bytes_max: int, deadline_s: float, *, is_wide: bool) -> bool:
         """Wait for room before the first record is taken. False if none came in time: the answer has no records."""
         if room is None or not gathering.wants_room:
             return True
@@ -294,7 +294,7 @@ class Fetch:
                 targets.append(_failed(asked, ErrorCode.unknown_leader_epoch))
             else:
                 log = self._partitions.get(topic.partition(asked.partition))
-                targets.append(Target(asked, Wanted(log, asked.fetch_offset, asked.partition_max_bytes)))
+                targets.append(Target(asked, FetchPartitionStatus(log, asked.fetch_offset, asked.partition_max_bytes)))
         return targets
 
     def _find_cached(
@@ -386,12 +386,12 @@ async def _once_each(partitions: Sequence[FetchPartition], *, per_step: int) -> 
     return list(latest.values())
 
 
-def _left(targets: Iterable[Target]) -> list[Wanted]:
+def _left(targets: Iterable[Target]) -> list[FetchPartitionStatus]:
     """Partitions without an answer."""
     return [target.wanted for target in targets if target.wanted is not None and target.answer is None]
 
 
-def _room_at_once(room: Room, wanted: Iterable[Wanted], bytes_max: int, now_s: float) -> int | None:
+def _room_at_once(room: Room, wanted: Iterable[FetchPartitionStatus], bytes_max: int, now_s: float) -> int | None:
     """Bytes that the first look may take; None if it is not known yet whether there are records, or if readers wait for room."""
     for one in wanted:
         if not needs_refresh(one.log, one.offset, now_s):
@@ -405,16 +405,16 @@ def _begin_again(targets: Iterable[Target]) -> None:
     """Forget what was read of those without an answer."""
     for target in targets:
         if target.wanted is not None and target.answer is None:
-            target.wanted = Wanted(target.wanted.log, target.asked.fetch_offset, target.asked.partition_max_bytes)
+            target.wanted = FetchPartitionStatus(target.wanted.log, target.asked.fetch_offset, target.asked.partition_max_bytes)
 
 
-def _pinned_bytes(wanted: Sequence[Wanted], *, copied_above_bytes: int) -> int:
+def _pinned_bytes(wanted: Sequence[FetchPartitionStatus], *, copied_above_bytes: int) -> int:
     """What the records keep alive; less is, after a copy of small parts, if it would be more than `copied_above_bytes`."""
     pinned_bytes = sum({id(view.obj): _whole_bytes(view) for one in wanted for view in one.buffers}.values())
     return pinned_bytes if pinned_bytes <= copied_above_bytes else _copy_parts(wanted, pinned_bytes_max=copied_above_bytes)
 
 
-def _copy_parts(wanted: Sequence[Wanted], *, pinned_bytes_max: int) -> int:
+def _copy_parts(wanted: Sequence[FetchPartitionStatus], *, pinned_bytes_max: int) -> int:
     """Copy what is only a part of the memory it keeps alive, the smallest part first, until that is no more than `pinned_bytes_max`, or
     copying would free little. Returns what is kept alive then.
     """
@@ -440,7 +440,7 @@ def _whole_bytes(view: memoryview) -> int:
     return memoryview(view.obj).nbytes
 
 
-def _answer(asked: FetchPartition, wanted: Wanted, isolation_level: int) -> FetchedPartition:
+def _answer(asked: FetchPartition, wanted: FetchPartitionStatus, isolation_level: int) -> FetchedPartition:
     manifest = readable(wanted.log)
     end = manifest.sequence_counter
     aborted = () if isolation_level else None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.delayed_fetch import Gathering, Wanted
+from broker.delayed_fetch import DelayedFetch, FetchPartitionStatus
 from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from storage.errors import Corrupt
 from storage.formats.segment import segment_key
@@ -51,8 +51,10 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-def begin(broker: Rig, *wanted: Wanted, bytes_max: int | None = 1 << 20, limits: FetchLimits = DEFAULT_FETCH_LIMITS) -> Gathering:
-    return Gathering(
+def begin(
+    broker: Rig, *wanted: FetchPartitionStatus, bytes_max: int | None = 1 << 20, limits: FetchLimits = DEFAULT_FETCH_LIMITS
+) -> DelayedFetch:
+    return DelayedFetch(
         wanted,
         bytes_max=bytes_max,
         bytes_min=1,
@@ -66,21 +68,23 @@ def begin(broker: Rig, *wanted: Wanted, bytes_max: int | None = 1 << 20, limits:
     )
 
 
-def gather(broker: Rig, *wanted: Wanted, bytes_max: int = 1 << 20, limits: FetchLimits = DEFAULT_FETCH_LIMITS) -> Gathering:
+def gather(
+    broker: Rig, *wanted: FetchPartitionStatus, bytes_max: int = 1 << 20, limits: FetchLimits = DEFAULT_FETCH_LIMITS
+) -> DelayedFetch:
     made = begin(broker, *wanted, bytes_max=bytes_max, limits=limits)
     made.look(0.0)
     return made
 
 
-def want(broker: Rig, offset: int = 0, bytes_max: int = 1 << 20) -> Wanted:
-    return Wanted(broker.parts.partitions.get(PARTITION), offset, bytes_max)
+def want(broker: Rig, offset: int = 0, bytes_max: int = 1 << 20) -> FetchPartitionStatus:
+    return FetchPartitionStatus(broker.parts.partitions.get(PARTITION), offset, bytes_max)
 
 
 async def until_read(broker: Rig) -> None:
     await asyncio.gather(*[flight.task for flight in broker.parts.reader.flights._flights.values() if flight.task])
 
 
-def found(wanted: Wanted) -> bytes:
+def found(wanted: FetchPartitionStatus) -> bytes:
     return b"".join(wanted.buffers)
 
 
@@ -231,7 +235,7 @@ class UnderWay:
 
 
 async def test_a_fetch_that_is_hurried_late_in_its_wait_still_waits_for_its_read_and_not_every_millisecond(broker: Rig) -> None:
-    wanted = Wanted(broker.parts.partitions.get(PARTITION), 0, 100)
+    wanted = FetchPartitionStatus(broker.parts.partitions.get(PARTITION), 0, 100)
     fetch = begin(broker, wanted)
     flight: Any = UnderWay(began_s=3.95)
     wanted.flight = flight

@@ -592,7 +592,7 @@ def test_of_an_answer_the_smallest_parts_are_copied_and_what_is_sent_almost_whol
     sent = [[memory[0][:10], memory[1][:876]], [memory[2][:500], memory[0][20:30]], [memory[3]]]
 
     def copied(pinned_bytes_max: int) -> tuple[list[bool], int]:
-        wanted = [fetch_module.Wanted(cast("Any", None), 0, 0) for _ in sent]
+        wanted = [fetch_module.FetchPartitionStatus(cast("Any", None), 0, 0) for _ in sent]
         for one, views in zip(wanted, sent, strict=True):
             one.buffers = list(views)
         pinned_bytes = fetch_module._copy_parts(wanted, pinned_bytes_max=pinned_bytes_max)

@@ -7,10 +7,10 @@ from kio.schema.errors import ErrorCode
 from broker.handlers.topics import alter_partition_reassignments
 from tests.unit.broker.handlers.asking import Cluster, cluster, error_of
 
-Wanted = tuple[str, int, tuple[int, ...] | None]
+FetchPartitionStatus = tuple[str, int, tuple[int, ...] | None]
 
 
-async def ask(broker: Cluster, *wanted: Wanted, version: int = 1, **fields: bool) -> Any:
+async def ask(broker: Cluster, *wanted: FetchPartitionStatus, version: int = 1, **fields: bool) -> Any:
     cls: Any = load_request_schema(45, version)
     module = __import__(cls.__module__, fromlist=["x"])
     topics = tuple(
@@ -47,7 +47,7 @@ async def test_a_valid_assignment_is_accepted_and_changes_nothing(version: int) 
         (("t", 0, (9,)), ErrorCode.invalid_replica_assignment),
     ],
 )
-async def test_what_cannot_be_assigned_is_said_and_does_not_spoil_the_rest(wanted: Wanted, code: ErrorCode) -> None:
+async def test_what_cannot_be_assigned_is_said_and_does_not_spoil_the_rest(wanted: FetchPartitionStatus, code: ErrorCode) -> None:
     async with cluster() as broker:
         await broker.create("t")
         await broker.create("u")

@@ -14,11 +14,11 @@ from tests.kit.record_batches import record_batch
 from tests.unit.broker.handlers.asking import Cluster, cluster, error_of
 from tests.unit.broker.handlers.logged import asking, nodes
 
-Wanted = tuple[str, int, list[tuple[int, ...]] | None]
+FetchPartitionStatus = tuple[str, int, list[tuple[int, ...]] | None]
 
 
 async def ask(
-    broker: Cluster, *topics: Wanted, version: int = 3, timeout_ms: int = 30_000, validate_only: bool = False
+    broker: Cluster, *topics: FetchPartitionStatus, version: int = 3, timeout_ms: int = 30_000, validate_only: bool = False
 ) -> list[tuple[str, ErrorCode, str | None]]:
     cls: Any = load_request_schema(37, version)
     module = __import__(cls.__module__, fromlist=["x"])
@@ -77,7 +77,7 @@ async def test_validate_only_adds_nothing() -> None:
         (("t", 3, [(-1,)]), ErrorCode.invalid_replica_assignment),
     ],
 )
-async def test_what_cannot_be_added_is_said_and_does_not_spoil_the_rest(wanted: Wanted, code: ErrorCode) -> None:
+async def test_what_cannot_be_added_is_said_and_does_not_spoil_the_rest(wanted: FetchPartitionStatus, code: ErrorCode) -> None:
     async with cluster() as broker:
         await broker.create("t", partition_count=2)
         await broker.create("u")
