@@ -65,7 +65,7 @@ TIDIED_MS: Final = (0, 300, 1_500, 600_000)
 """The first is no time at all: whatever was appended is tidied at once."""
 BYTES: Final = (0, 300, 1_500, 6_000)
 LIFE_S: Final = 4.0
-"""The mean life of one while there is weather."""
+"""The mean life of one while the nemesis works."""
 PAUSE_S: Final = (0.2, 8.0)
 PAUSED_RATE: Final = 0.6
 WRITES_BEFORE_PAUSE_MAX: Final = 18

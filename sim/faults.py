@@ -42,10 +42,10 @@ SLUGGISH_SCAN_RATE: Final = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`rate_max`: of each kind of fault, per call. `weather_s`: mean time between crashes, pauses and outages; 0 for none."""
+    """`rate_max`: of each kind of fault, per call. `nemesis_s`: mean time between crashes, pauses and outages; 0 for none."""
 
     rate_max: float
-    weather_s: float
+    nemesis_s: float
 
 
 PROFILES: Final = {"none": Profile(0.0, 0.0), "usual": Profile(0.04, 3.0), "harsh": Profile(0.15, 1.2)}

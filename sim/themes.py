@@ -13,8 +13,8 @@ from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from compactor.limits import DEFAULT_LIMITS as COMPACTOR_LIMITS
 from compactor.limits import CompactorLimits
 from sim.faults import PROFILES, Fault, Profile, Temper
+from sim.nemesis import CHURN, KINDS, OUTAGES, UNTIMED
 from sim.producers import START_S_MAX, Style
-from sim.weather import CHURN, KINDS, OUTAGES, UNTIMED
 from storage.log.decide import PRODUCER_EXPIRATION_MS
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 
@@ -170,7 +170,7 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """`has_leaders`: a producer knows one broker, and asks no other. `weather_s`: mean time between two strikes of `kinds`, and `faults_s`
+    """`has_leaders`: a producer knows one broker, and asks no other. `nemesis_s`: mean time between two strikes of `kinds`, and `faults_s`
     how long they go on, at least and at most. `expiration_ms`: how long brokers remember a producer that appends nothing. `skews_ms`: by
     how much their wall clocks are wrong.
     """
@@ -179,7 +179,7 @@ class Theme:
     fetch_limits: FetchLimits
     crowd: Crowd
     kinds: tuple[str, ...]
-    weather_s: float
+    nemesis_s: float
     metadata: Temper
     objects: Temper
     log_limits: LogLimits = DEFAULT_LIMITS
@@ -252,12 +252,12 @@ def _usual(chance: random.Random, profile: Profile) -> Theme:
         SMALL_FETCHES if is_small else DEFAULT_FETCH_LIMITS,
         crowd,
         kinds,
-        profile.weather_s,
+        profile.nemesis_s,
         metadata=sluggish,
         objects=Temper(profile),
         log_limits=log,
         is_wide=is_forgetful,
-        has_fleeting=bool(profile.weather_s) and chance.random() < 0.3,
+        has_fleeting=bool(profile.nemesis_s) and chance.random() < 0.3,
         compactor=compactor,
     )
 
@@ -285,7 +285,7 @@ def _passing(usual: Theme) -> Theme:
         log_limits=short_deadlines_log(small_log(DEFAULT_LIMITS)),
         crowd=Crowd(24, 4, 1.0, (0.02, 0.3, 8.0), is_narrow=True, start_s_max=60.0, delivery_timeout_s=DELIVERY_TIMEOUT_S),
         kinds=UNTIMED,
-        weather_s=usual.weather_s * 2,
+        nemesis_s=usual.nemesis_s * 2,
         is_wide=False,
         has_fleeting=False,
         faults_s=(40.0, 70.0),
@@ -304,7 +304,7 @@ def _churning(chance: random.Random, usual: Theme) -> Theme:
         log_limits=impatient_log(small_log(DEFAULT_LIMITS)),
         crowd=Crowd(chance.randint(4, 6), 40, 0.1, (0.1, 0.3)),
         kinds=CHURN,
-        weather_s=usual.weather_s / CHURN_HASTE,
+        nemesis_s=usual.nemesis_s / CHURN_HASTE,
         metadata=replace(usual.metadata, is_sluggish=True),
         is_wide=False,
         has_fleeting=False,

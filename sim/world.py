@@ -1,4 +1,4 @@
-"""One seed: its cluster, its clients, its weather, and the verdict."""
+"""One seed: its cluster, its clients, its nemesis, and the verdict."""
 
 import asyncio
 import contextlib
@@ -20,11 +20,11 @@ from sim.fsck import Floor, fsck, left_behind
 from sim.history import History
 from sim.loop import Deadlock, OrderedNursery, VirtualClock, VirtualLoop, no_collection_of_cycles, stable_order
 from sim.metadata import Shards
+from sim.nemesis import Nemesis, Restoring
 from sim.objects import KeptObjects
 from sim.producers import IdempotentProducer, Producer
 from sim.readers import EndAsker, SimReader
 from sim.themes import Crowd, Theme, theme_of
-from sim.weather import Restoring, Weather
 from storage.catalog.collections import Deletions
 from storage.catalog.topics import Topic, Topics
 from storage.formats.manifest import Manifest, decode_manifest
@@ -186,7 +186,7 @@ class _World:
             compacting = [nursery.spawn(one.run(), name="compactor") for one in compactors]
             admin = Admin(self._live, self._history, self._child())
             keeper = self._replace_fleeting(admin) if self._theme.has_fleeting else None
-            weather = Weather(
+            nemesis = Nemesis(
                 ground,
                 self._brokers,
                 self._start,
@@ -194,15 +194,15 @@ class _World:
                 self._ids,
                 self._child(),
                 kinds=self._theme.kinds,
-                mean_s=self._theme.weather_s,
+                mean_s=self._theme.nemesis_s,
             )
-            self._floors = weather.floors
-            if self._theme.weather_s:
-                weather.let_grow(lambda: self._grow(admin))
-                weather.let_trim(lambda: self._trim(admin))
-                await weather.rage(self._chance.uniform(*self._theme.faults_s))
+            self._floors = nemesis.floors
+            if self._theme.nemesis_s:
+                nemesis.let_grow(lambda: self._grow(admin))
+                nemesis.let_trim(lambda: self._trim(admin))
+                await nemesis.rage(self._chance.uniform(*self._theme.faults_s))
                 # A partition added late has a producer, which is to end, too, before anything is judged.
-                await self._end(weather.changes, "a partition cannot be added, or a log trimmed")
+                await self._end(nemesis.changes, "a partition cannot be added, or a log trimmed")
             admin.is_over = True
             if keeper is not None:
                 await self._end([keeper], "a topic cannot be created")
@@ -219,7 +219,7 @@ class _World:
             remembered = {str(place): await self._remembered_of(place) for place in self._places}
         for compactor in compactors:
             await compactor.recover()  # what came late: an attempt that was noted long ago is found by the next cycle
-        await self._judge(weather, remembered)
+        await self._judge(nemesis, remembered)
         if restoring is not None:
             await restoring.run()
 
@@ -349,7 +349,7 @@ class _World:
                 for text in await left_behind(self._metadata, self._objects, partition, manifest):
                     self._history.violation(text)
 
-    async def _judge(self, weather: Weather, remembered: Mapping[str, RememberedProducers]) -> None:
+    async def _judge(self, nemesis: Nemesis, remembered: Mapping[str, RememberedProducers]) -> None:
         logs: list[Log] = []
         if self._compactor_chances:
             await self._purge_all()
@@ -366,7 +366,7 @@ class _World:
             if partition in self._purged:
                 log, wrong = self._purged[partition]
             else:
-                log, wrong = await fsck(self._metadata, self._objects, partition, manifest, place=place, floors=weather.floors)
+                log, wrong = await fsck(self._metadata, self._objects, partition, manifest, place=place, floors=nemesis.floors)
             logs.append(log)
             for text in wrong:
                 self._history.violation(text)

@@ -1,4 +1,4 @@
-"""One seed of a group: its coordinators, its members, its weather, and the verdict."""
+"""One seed of a group: its coordinators, its members, its nemesis, and the verdict."""
 
 import asyncio
 import contextlib
@@ -97,8 +97,8 @@ class _World:
             for _ in range(self._chance.randint(1, 3)):
                 self._join()
             eyes = [nursery.spawn(self._look(f"eye-{number}"), name="eye") for number in range(2)]
-            if self._profile.weather_s:
-                await self._weather(plan)
+            if self._profile.nemesis_s:
+                await self._nemesis(plan)
             else:
                 await asyncio.sleep(FAULTS_S[0])
             self._guessing.rate = 0.0
@@ -116,10 +116,10 @@ class _World:
                 return
             await asyncio.sleep(1.0)
 
-    async def _weather(self, plan: FaultPlan) -> None:
+    async def _nemesis(self, plan: FaultPlan) -> None:
         """Crashes, pauses and lost sessions of brokers; members that come, go, die and stop for a while; in the end all is well again."""
         ends_s = self._loop.time() + self._chance.uniform(*FAULTS_S)
-        while (pause_s := self._chance.expovariate(1 / self._profile.weather_s)) and self._loop.time() + pause_s < ends_s:
+        while (pause_s := self._chance.expovariate(1 / self._profile.nemesis_s)) and self._loop.time() + pause_s < ends_s:
             await asyncio.sleep(pause_s)
             place = self._chance.randrange(len(self._brokers))
             broker = self._brokers[place]
@@ -128,7 +128,7 @@ class _World:
             event = self._chance.choice(
                 ("crash", "pause", "estrange", "estrange", "session", "outage", "join", "leave", "die", "stop", "stop")
             )
-            self._trace.trace("weather", event, f"{broker.name} {member.name}")
+            self._trace.trace("nemesis", event, f"{broker.name} {member.name}")
             match event:
                 case "crash":
                     await broker.crash()
@@ -155,7 +155,7 @@ class _World:
                     member.gate.clear()
                     self._loop.call_later(self._chance.uniform(*MEMBER_PAUSE_S), member.gate.set)
         await asyncio.sleep(max(0.0, ends_s - self._loop.time()))
-        self._trace.trace("weather", "over", "")
+        self._trace.trace("nemesis", "over", "")
         plan.heal()
         for broker in self._brokers:
             broker.resume()

@@ -44,7 +44,7 @@ COPIED_WITHIN_S = 10.0
 """From the start of a world: while brokers write and compactors delete."""
 
 
-class Weather:
+class Nemesis:
     def __init__(
         self,
         ground: Ground,
@@ -87,7 +87,7 @@ class Weather:
             await asyncio.sleep(pause_s)
             await self._strike(self._chance.choice(self._kinds), self._chance.randrange(len(self._brokers)))
         await asyncio.sleep(max(0.0, ends_s - loop.time()))
-        history.trace("weather", "over", "")
+        history.trace("nemesis", "over", "")
         self._ground.metadata_plan.heal()
         self._ground.objects_plan.heal()
         self._ground.shards.heal()
@@ -130,7 +130,7 @@ class Weather:
             case "grow" if self._grow is not None and self._grown < PARTITIONS_GROWN_MAX:
                 self._grown += 1
                 self.changes.append(self._ground.nursery.spawn(_run(self._grow), name="grow"))
-        self._ground.history.trace("weather", kind, how)
+        self._ground.history.trace("nemesis", kind, how)
 
     async def _raise_floor(self) -> str:
         """As a collector would before it looks for garbage: ids up to now may no longer be committed."""
