@@ -34,15 +34,15 @@ from storage.log.batch import Appended, AppendedBefore, Batch
 from storage.log.decide import (
     NOBODY,
     PRODUCER_EXPIRATION_MS,
+    AttemptOutcome,
     Decision,
-    Fate,
     Found,
     Outcome,
     UnknownAttempts,
     Verdict,
     Writer,
+    attempt_outcome,
     decide,
-    fate_of,
     one_more,
 )
 from storage.log.fresh_reads import ManifestReads
@@ -490,7 +490,7 @@ class Committer:
     def _settle(self, commit: Commit, unknown: UnknownAttempts, manifest: Manifest) -> Send | CommitStep:
         """What a read says of attempts without an answer: the table of storage/log/decide.py."""
         log = commit.log
-        fate = fate_of(
+        fate = attempt_outcome(
             manifest,
             log.seen.version,
             epoch=commit.epoch,
@@ -502,14 +502,14 @@ class Committer:
             case Found(attempt):
                 self._applied(commit, unknown.decision(attempt))
                 return CommitStep.FINISHED
-            case Fate.NEVER_KNOWN:
+            case AttemptOutcome.NEVER_KNOWN:
                 self._lose(commit, OutcomeUnknown(f"the record of the attempt was dropped: partition={log.partition}"), after_lost())
                 return CommitStep.FINISHED
-            case Fate.FAILED:
+            case AttemptOutcome.FAILED:
                 # None of its attempts can land any more: it may be cut, and refused for certain, like one that was never sent.
                 commit.unknown = None
                 return CommitStep.FINISHED if commit.is_given_up else CommitStep.DECIDE
-            case Fate.UNDECIDED:
+            case AttemptOutcome.UNDECIDED:
                 # What it becomes may not change behind the answer of its clients:
                 #     attempt at version 7 … no answer … given up: REQUEST_TIMED_OUT … who looks finds nothing … the attempt lands
                 # A put at version 7 decides it: whichever of the two comes second finds version 8.

@@ -2,7 +2,7 @@
 
 `decide` refuses or deduplicates batches. It computes everything again on every attempt, from the manifest that the attempt's CAS
 names. Rules for producers with sequences are Kafka's (KIP-98 and the idempotent producer of 1.0: the last five batches are remembered).
-`drained` empties the ring of pending entries, and `fate_of` says what became of a commit whose last attempt had no answer.
+`drained` empties the ring of pending entries, and `attempt_outcome` says the outcome of a commit whose last attempt had no answer.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -313,14 +313,16 @@ class Found(NamedTuple):
     attempt: int
 
 
-class Fate(Enum):
+class AttemptOutcome(Enum):
     UNDECIDED = auto()
     FAILED = auto()
     NEVER_KNOWN = auto()
 
 
-def fate_of(manifest: Manifest, version: int, *, epoch: int, commit_seq: int, sent_version: int, may_be_dropped: bool) -> Found | Fate:
-    """The fate of attempts without an answer, from the manifest as read since.
+def attempt_outcome(
+    manifest: Manifest, version: int, *, epoch: int, commit_seq: int, sent_version: int, may_be_dropped: bool
+) -> Found | AttemptOutcome:
+    """The outcome of attempts without an answer, from the manifest as read since.
 
     `sent_version` is what the attempt expected. `may_be_dropped`: an entry of `epoch` may have been removed from `writers`.
     docs/design/commit.md#unknown-outcomes says why this is all that can be known.
@@ -349,5 +351,5 @@ def fate_of(manifest: Manifest, version: int, *, epoch: int, commit_seq: int, se
     if entry is not None and entry.commit_seq == commit_seq:
         return Found(entry.attempt)
     if version == sent_version:
-        return Fate.UNDECIDED
-    return Fate.NEVER_KNOWN if entry is None and may_be_dropped else Fate.FAILED
+        return AttemptOutcome.UNDECIDED
+    return AttemptOutcome.NEVER_KNOWN if entry is None and may_be_dropped else AttemptOutcome.FAILED

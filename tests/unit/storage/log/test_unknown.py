@@ -3,7 +3,7 @@
 import pytest
 
 from storage.formats.manifest import Manifest, WriterEntry
-from storage.log.decide import Decision, Fate, Found, fate_of, one_more
+from storage.log.decide import AttemptOutcome, Decision, Found, attempt_outcome, one_more
 
 OURS, SENT = 7, 40
 
@@ -13,15 +13,17 @@ OURS, SENT = 7, 40
     [
         ({OURS: WriterEntry(3, 2)}, 41, False, Found(2)),
         ({OURS: WriterEntry(3, 1)}, 99, True, Found(1)),
-        ({OURS: WriterEntry(2, 1)}, SENT, False, Fate.UNDECIDED),
-        ({}, SENT, True, Fate.UNDECIDED),
-        ({OURS: WriterEntry(2, 1)}, 41, True, Fate.FAILED),
-        ({}, 41, False, Fate.FAILED),
-        ({8: WriterEntry(3, 1)}, 41, True, Fate.NEVER_KNOWN),
+        ({OURS: WriterEntry(2, 1)}, SENT, False, AttemptOutcome.UNDECIDED),
+        ({}, SENT, True, AttemptOutcome.UNDECIDED),
+        ({OURS: WriterEntry(2, 1)}, 41, True, AttemptOutcome.FAILED),
+        ({}, 41, False, AttemptOutcome.FAILED),
+        ({8: WriterEntry(3, 1)}, 41, True, AttemptOutcome.NEVER_KNOWN),
     ],
 )
-def test_the_record_read_since_says_it(writers: dict[int, WriterEntry], version: int, may_be_dropped: bool, fate: Found | Fate) -> None:
-    found = fate_of(Manifest(writers=writers), version, epoch=OURS, commit_seq=3, sent_version=SENT, may_be_dropped=may_be_dropped)
+def test_the_record_read_since_says_it(
+    writers: dict[int, WriterEntry], version: int, may_be_dropped: bool, fate: Found | AttemptOutcome
+) -> None:
+    found = attempt_outcome(Manifest(writers=writers), version, epoch=OURS, commit_seq=3, sent_version=SENT, may_be_dropped=may_be_dropped)
 
     assert found == fate
 
