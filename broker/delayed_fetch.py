@@ -1,7 +1,7 @@
 """Fetches that wait: what one collects of its partitions, when it has enough, and what wakes it. Wire types stay in the handler.
 
-`DelayedFetch` collects the partitions of one fetch side by side and says when to answer. `Wait` lets the fetch sleep until one of them moves.
-Own commits wake by themselves. `Waiters` learns of those of other brokers by hints, and by a poll where hints get lost (I10).
+`DelayedFetch` collects the partitions of one fetch side by side and says when to answer. `Wait` lets the fetch sleep until one of them
+moves. Own commits wake by themselves. `Waiters` learns of those of other brokers by hints, and by a poll where hints get lost (I10).
 """
 
 import asyncio

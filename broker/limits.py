@@ -66,14 +66,14 @@ class FetchLimits:
     refresh_patience_s: float = 3.0
     """A request with other partitions to answer waits so long for a topic, a manifest or room."""
 
-    # Gathering: steps.
+    # Delayed fetch: steps.
     looked_at_per_step: int = 500
     """Partitions of a fetch of many between two steps: a few milliseconds."""
     spared_per_step: int = 32
     """Partitions of a fetch whose bytes in memory are checked between two steps, whether they are taken or do not fit: mostly 0.1 ms each,
     but 3 ms where a block is full of tiny batches. Tasks read the others, as what is not in memory."""
 
-    # Gathering: reads of objects.
+    # Delayed fetch: reads of objects.
     reads_at_once: int = 8
     """Per fetch, not counting late reads."""
     reads_under_way_max: int = 16
@@ -86,7 +86,7 @@ class FetchLimits:
     the other partitions, only to find that its first batch does not fit, would hold it up.
     """
 
-    # Gathering: waiting.
+    # Delayed fetch: waiting.
     grace_s: float = 1.0
     """A response that could go waits so long for a read of an object, as for a manifest whose shard is not known to be silent.
     Several times what a GET takes on a busy machine: below it healthy partitions are answered empty (0.25 s was too little)."""

@@ -490,7 +490,7 @@ class Committer:
     def _settle(self, commit: Commit, unknown: UnknownAttempts, manifest: Manifest) -> Send | CommitStep:
         """What a read says of attempts without an answer: the table of storage/log/decide.py."""
         log = commit.log
-        fate = attempt_outcome(
+        outcome = attempt_outcome(
             manifest,
             log.seen.version,
             epoch=commit.epoch,
@@ -498,7 +498,7 @@ class Committer:
             sent_version=unknown.version,
             may_be_dropped=log.commit_queue.committed_epoch == commit.epoch or not self._epoch.is_registered(commit.epoch),
         )
-        match fate:
+        match outcome:
             case Found(attempt):
                 self._applied(commit, unknown.decision(attempt))
                 return CommitStep.FINISHED
