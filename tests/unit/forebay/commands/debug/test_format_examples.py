@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from storage.formats import control, segment, wal
+from storage.formats import manifest, segment, wal
 from storage.formats.wal import decode_header
 from tests.unit.forebay.commands.debug.format_examples import PAGES, Example, make, object_text, record_text, renewed, segment_text, texts
 
@@ -67,7 +67,7 @@ def test_every_field_of_the_manifest_has_its_row() -> None:
     page = (PAGES / "metadata.md").read_text()
     rows = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
 
-    for field in control.Manifest.__struct_encode_fields__:
+    for field in manifest.Manifest.__struct_encode_fields__:
         assert f"`{field}`" in rows or field == "fmt", field
 
 
@@ -78,9 +78,9 @@ def test_the_table_of_formats_names_files_that_exist_and_their_numbers() -> None
         assert (ROOT / path).exists(), path
     assert f"| {wal.FMT} | `storage/formats/wal.py`" in page
     assert f"| {segment.FMT} | `storage/formats/segment.py`" in page
-    merging = f"{control.FMT_REWRITTEN}: a manifest while a merge is under way"
-    carrying = f"{control.FMT_INLINE}: a manifest or index chunk with an inline entry"
-    assert f"| {control.FMT}; {merging}; {carrying} | `storage/formats/manifest.py`" in page
+    merging = f"{manifest.FMT_REWRITTEN}: a manifest while a merge is under way"
+    carrying = f"{manifest.FMT_INLINE}: a manifest or index chunk with an inline entry"
+    assert f"| {manifest.FMT}; {merging}; {carrying} | `storage/formats/manifest.py`" in page
 
 
 def test_the_picture_of_the_object_is_that_of_its_module() -> None:
