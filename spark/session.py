@@ -35,7 +35,7 @@ _DELTA: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-_JARS_BY_SPARK: Final = {"spark.session", "spark.session.packages"}
+_JARS_BY_SPARK: Final = {"spark.jars", "spark.jars.packages"}
 """Who sets these brings the jars."""
 _LOG_SETTINGS: Final = "log4j2.configurationFile"
 _LOG: Final = Path(__file__).resolve().parent / "log4j2.properties"
@@ -53,7 +53,7 @@ def kept_jars() -> tuple[Path, ...]:
     if not jars:
         raise SparkUnavailable(
             f"The jars of Spark's Kafka connector are not in {folder}: run `make jars` in the repository, once "
-            "(it needs Maven), or let Spark fetch what `spark/README.md` lists: --conf spark.session.packages=…."
+            "(it needs Maven), or let Spark fetch what `spark/README.md` lists: --conf spark.jars.packages=…."
         )
     return jars
 
@@ -164,7 +164,7 @@ def prepared(settings: SessionSettings, pyspark: PySpark, scratch: Path) -> dict
             "spark.driver.memory": settings.driver_memory,
             "spark.driver.extraJavaOptions": " ".join(options),
         }
-        | ({"spark.session": ",".join(map(str, jars))} if jars else {})
+        | ({"spark.jars": ",".join(map(str, jars))} if jars else {})
         | (of_this_machine(settings, scratch) if settings.is_local else {})
         | dict(settings.conf)
     )

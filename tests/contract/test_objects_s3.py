@@ -93,7 +93,7 @@ class S3Contract(ObjectStoreContract):
 
     async def test_aborting_an_upload_that_was_finished_leaves_its_object_alone(self, store: S3ObjectStore) -> None:
         upload, etag = await begin(store, "wal/1")
-        await store._manifest.finish_upload(f"{store._root}wal/1", upload, [etag])
+        await store._control.finish_upload(f"{store._root}wal/1", upload, [etag])
         await store.abort_upload("wal/1", upload)
 
         assert await store.get_range("wal/1", 0, 4) == b"part"
@@ -103,9 +103,9 @@ class S3Contract(ObjectStoreContract):
     async def test_a_put_whose_upload_is_aborted_underneath_stores_nothing_and_may_be_repeated(
         self, store: S3ObjectStore, monkeypatch: pytest.MonkeyPatch, at: str
     ) -> None:
-        manifest: Any = store._manifest
+        control: Any = store._control
         name = "put_part" if at == "part" else "finish_upload"
-        real = getattr(manifest, name)
+        real = getattr(control, name)
 
         async def aborted_before(key: str, upload: str, *arguments: Any) -> Any:
             await store.abort_upload("wal/1", upload)
@@ -113,7 +113,7 @@ class S3Contract(ObjectStoreContract):
 
         whole = random.Random(6).randbytes(17 << 20)
         with monkeypatch.context() as patch:
-            patch.setattr(manifest, name, aborted_before)
+            patch.setattr(control, name, aborted_before)
             # A server that refuses a part before it has its bytes may reset the connection: then it is not known what became of the part.
             refusals = Unavailable if at == "end" else (Unavailable, OutcomeUnknown)
             with pytest.raises(refusals, match="NoSuchUpload" if at == "end" else "object not stored"):
@@ -129,8 +129,8 @@ class S3Contract(ObjectStoreContract):
 async def begin(store: S3ObjectStore, key: str) -> tuple[str, str]:
     """The id of an upload that has one part, and the part's ETag."""
     name = f"{store._root}{key}"
-    upload = await store._manifest.begin_upload(name)
-    return upload, await store._manifest.put_part(name, upload, 1, b"part")
+    upload = await store._control.begin_upload(name)
+    return upload, await store._control.put_part(name, upload, 1, b"part")
 
 
 class TestObstore(S3Contract):

@@ -1,7 +1,7 @@
 """Somebody who produces beside a load, in a process of its own: how long each request takes there, and at a broker without a load.
 
     with watching(served, quiet, topic="calm") as bystander: ...
-    bystander.latencies, bystander.manifest
+    bystander.latencies, bystander.control
 
 The quiet broker is on the same machine and disk, and asked in turns with the other: whoever else keeps them busy delays it as well.
 """
@@ -32,7 +32,7 @@ class Bystander:
     """Seconds of each request, at the broker with the load and at the one without; there when the load is over."""
 
     latencies: list[float] = field(default_factory=list)
-    manifest: list[float] = field(default_factory=list)
+    control: list[float] = field(default_factory=list)
 
 
 def p99(seconds: list[float]) -> float:
@@ -52,7 +52,7 @@ def watching(loaded: Served, quiet: Served, *, topic: str) -> Iterator[Bystander
         yield found
         said, _ = process.communicate(b"\n", END_WITHIN_S)
         assert process.returncode == 0, "the bystander was not served"
-        found.latencies, found.manifest = json.loads(said)
+        found.latencies, found.control = json.loads(said)
     finally:
         process.kill()
         process.wait()
@@ -74,16 +74,16 @@ def _ask(client: RawClient, topic: str, clock: SystemClock) -> float:
 def main(topic: str, loaded_port: int, quiet_port: int) -> None:
     clock = SystemClock()
     latencies: list[float] = []
-    manifest: list[float] = []
+    control: list[float] = []
     os.set_blocking(sys.stdin.fileno(), False)
     with RawClient(loaded_port) as loaded, RawClient(quiet_port) as quiet:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         while not sys.stdin.buffer.read(1):
             latencies.append(_ask(loaded, topic, clock))
-            manifest.append(_ask(quiet, topic, clock))
+            control.append(_ask(quiet, topic, clock))
             time.sleep(PAUSE_S)
-    sys.stdout.write(json.dumps([latencies, manifest]))
+    sys.stdout.write(json.dumps([latencies, control]))
 
 
 if __name__ == "__main__":

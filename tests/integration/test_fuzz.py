@@ -150,7 +150,7 @@ def harmless(served: Served, quiet: Served, *, seed: int, is_over: Callable[[int
                 peak_bytes = max(peak_bytes, served.rss_bytes())
 
     assert max(peak_bytes, served.rss_bytes()) < RSS_BYTES_MAX
-    waited_s, elsewhere_s = p99(bystander.latencies), p99(bystander.manifest)
+    waited_s, elsewhere_s = p99(bystander.latencies), p99(bystander.control)
     assert not judges_time or waited_s < P99_S + MACHINE * elsewhere_s, (
         f"others wait: p99={waited_s:.3f} s, at a quiet broker {elsewhere_s:.3f} s, seed={seed}"
     )

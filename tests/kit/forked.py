@@ -101,8 +101,8 @@ class Parent:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._owner = os.getpid()
         self._one_asks = threading.Lock()
-        self._manifest, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._manifest.settimeout(STARTED_WITHIN_S)
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(STARTED_WITHIN_S)
         command = [sys.executable, "-m", "tests.kit.forking"]
         with theirs:
             self._process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL, env=environ, cwd=ROOT)
@@ -114,7 +114,7 @@ class Parent:
     @property
     def is_usable(self) -> bool:
         """By this process: not by one that was forked from the one that made it."""
-        return self._owner == os.getpid() and self._manifest.fileno() >= 0
+        return self._owner == os.getpid() and self._control.fileno() >= 0
 
     def fork(self, arguments: Sequence[str], *, environ: Mapping[str, str], cwd: Path, stdout: int, stderr: int) -> Forked:
         """`python -m forebay` with these arguments, the whole of its environment, and copies of the descriptors."""
@@ -122,20 +122,20 @@ class Parent:
         end, told = os.pipe()
         try:
             with self._one_asks:
-                socket.send_fds(self._manifest, [request.encode()], [stdout, stderr, told])
-                answer, descriptors, _, _ = socket.recv_fds(self._manifest, _ANSWER_BYTES_MAX, 1)
+                socket.send_fds(self._control, [request.encode()], [stdout, stderr, told])
+                answer, descriptors, _, _ = socket.recv_fds(self._control, _ANSWER_BYTES_MAX, 1)
             if not answer:
                 raise ChildProcessError(0, f"who forks brokers has ended: exit code {self._process.wait(ENDS_WITHIN_S)}")
         except BaseException:
             os.close(end)
-            self._manifest.close()  # who asks next would be given this answer
+            self._control.close()  # who asks next would be given this answer
             raise
         finally:
             os.close(told)
         return Forked(int(answer), descriptors[0], end)
 
     def close(self) -> None:
-        self._manifest.close()
+        self._control.close()
         if self._owner == os.getpid():
             self._process.wait(ENDS_WITHIN_S)
 

@@ -51,7 +51,7 @@ class Job:
     cwd: str
 
 
-def jobs(manifest: socket.socket) -> Job | None:
+def jobs(control: socket.socket) -> Job | None:
     """Fork for every request. Returns in each child, its streams in place; in the parent, with None, when the tests are gone."""
     ends: dict[int, int] = {}
     woken, wake = os.pipe()
@@ -60,7 +60,7 @@ def jobs(manifest: socket.socket) -> Job | None:
     signal.set_wakeup_fd(wake)
     parent = os.getpid()
     with selectors.DefaultSelector() as selector:
-        selector.register(manifest, selectors.EVENT_READ)
+        selector.register(control, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
@@ -68,7 +68,7 @@ def jobs(manifest: socket.socket) -> Job | None:
                     os.read(woken, REQUEST_BYTES_MAX)
                     _tell_ends(ends)
                     continue
-                request, descriptors, _, _ = socket.recv_fds(manifest, REQUEST_BYTES_MAX, 3)
+                request, descriptors, _, _ = socket.recv_fds(control, REQUEST_BYTES_MAX, 3)
                 if not request:
                     return None
                 output, errors, end = descriptors
@@ -79,11 +79,11 @@ def jobs(manifest: socket.socket) -> Job | None:
                     os.close(output)
                     os.close(errors)
                     ends[pid] = end
-                    _tell_started(manifest, pid)
+                    _tell_started(control, pid)
                     continue
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for descriptor in (woken, wake, end, *ends.values(), manifest.detach()):
+                for descriptor in (woken, wake, end, *ends.values(), control.detach()):
                     os.close(descriptor)
                 _become(job, output, errors, parent)
                 return job
@@ -107,10 +107,10 @@ def _become(job: Job, output: int, errors: int, parent: int) -> None:
     sys.argv[1:] = job.arguments
 
 
-def _tell_started(manifest: socket.socket, pid: int) -> None:
+def _tell_started(control: socket.socket, pid: int) -> None:
     handle = os.pidfd_open(pid)
     try:
-        socket.send_fds(manifest, [str(pid).encode()], [handle])
+        socket.send_fds(control, [str(pid).encode()], [handle])
     except OSError:
         return  # the tests are gone; the end of file says so, too
     finally:

@@ -57,7 +57,7 @@ async def opened(url: str, client: S3ClientName) -> AsyncIterator[S3ObjectStore]
 async def begin(store: S3ObjectStore, key: str) -> None:
     """An upload that has one part, as a process leaves it that is killed then."""
     name = f"{store._root}{key}"
-    await store._manifest.put_part(name, await store._manifest.begin_upload(name), 1, b"part")
+    await store._control.put_part(name, await store._control.begin_upload(name), 1, b"part")
 
 
 async def found_cluster(metadata: MetadataStore, store: S3ObjectStore) -> None:

@@ -206,11 +206,11 @@ def test_the_hint_of_a_commit_of_this_broker_is_not_followed() -> None:
             own, other = broker.log(0), broker.log(1)
             own.observe(Manifest(), 1)
             with broker.waiters.wait([own, other]):
-                own.lane.is_busy = True
+                own.commit_queue.is_busy = True
                 broker.store.hint(own)
                 await asyncio.sleep(0)
                 own.advance(Manifest(), own.seen.version + 1)
-                own.lane.is_busy = False
+                own.commit_queue.is_busy = False
                 await asyncio.sleep(2 * OWN_HINT_S)
                 broker.store.hint(other)
                 await rounds(broker.store, 1)
@@ -226,7 +226,7 @@ async def test_the_hint_of_another_brokers_commit_waits_for_one_of_this_broker_a
         log = broker.log(0)
         log.observe(Manifest(), 1)
         with broker.waiters.wait([log]):
-            log.lane.is_busy = True
+            log.commit_queue.is_busy = True
             began_s = broker.clock.monotonic_s()
             broker.store.hint(log)
             await rounds(broker.store, 1)

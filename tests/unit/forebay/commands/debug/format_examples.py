@@ -127,7 +127,7 @@ async def make() -> Example:
             await send(parts, first, idempotent_batch(producer_id, number + 2, b"latte", clock=clock))
     trace = await Tracer(metadata=metadata, objects=objects).trace(TOPIC, 0, TRACED_OFFSET)
     at = keys.PartitionKeys(first)
-    control = decode_manifest(await value_of(metadata, at.control), path=at.control.path)
+    control = decode_manifest(await value_of(metadata, at.manifest), path=at.manifest.path)
     # What a commit does when a manifest holds too many producers.
     page = encode(ProducerPage(producers={producer_id: control.producers[producer_id]}))
     spilled = Put(at.producer_page(page_name(version=17, epoch=registration.epoch, commit_seq=18, attempt=1) + "-0"), page, ABSENT)
@@ -137,8 +137,8 @@ async def make() -> Example:
         "cluster": keys.CLUSTER,
         "topic": keys.topic(TOPIC),
         "topic-id": keys.topic_id(topic.topic_id),
-        "control": at.control,
-        "control-new": keys.PartitionKeys(second).control,
+        "control": at.manifest,
+        "control-new": keys.PartitionKeys(second).manifest,
         "index": at.index(DEFAULT_LIMITS.pending_entries_max),
         "producer": spilled.key,
         "broker": keys.broker(registration.broker_id),
@@ -158,7 +158,7 @@ async def make() -> Example:
     await directory.deregister()
     await metadata.close()
     segment = segment_of(first, ids, clock=clock)
-    found["control-merging"] = at.control.path, encode(merging(control, ids))
+    found["control-merging"] = at.manifest.path, encode(merging(control, ids))
     return Example(found, shared, body, trace_as_table(trace), segment)
 
 

@@ -33,7 +33,7 @@ class Logged:
 
     async def newest_key(self) -> str:
         """The object of the newest pending entry."""
-        return object_key((await self.rig.control()).pending[-1].object_id)
+        return object_key((await self.rig.manifest()).pending[-1].object_id)
 
     async def replace(self, key: str, body: bytes) -> None:
         await self.objects.delete_many([key])

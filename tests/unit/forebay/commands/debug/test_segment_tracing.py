@@ -33,7 +33,7 @@ async def log() -> AsyncIterator[Logged]:
 
 
 async def newest_segment(log: Logged) -> SegmentEntry:
-    newest = (await log.rig.control()).segment
+    newest = (await log.rig.manifest()).segment
     assert newest is not None
     return newest
 
@@ -70,7 +70,7 @@ async def test_the_bytes_named_hold_the_batch_with_its_offset(log: Logged) -> No
     body = await log.body(trace.entry.object_key)
     assert parse_header(body, trace.batch.start).base_offset == trace.batch.base_offset_stored == 52
     assert trace.block.start <= trace.batch.start < trace.batch.end <= trace.block.end
-    assert trace.entry.source_key == AT.control.path
+    assert trace.entry.source_key == AT.manifest.path
 
 
 async def test_the_table_shows_segment_and_block(log: Logged) -> None:
@@ -137,8 +137,8 @@ async def test_an_offset_without_a_record_names_the_next_batch(log: Logged) -> N
     made = writer.finish(79)
     await log.replace(made.key, b"".join(made.parts))
     changed = msgspec.structs.replace(newest, size_bytes=made.size_bytes)
-    control = msgspec.structs.replace(await log.rig.control(), segment=changed)
-    await log.metadata.write([Put(AT.control, encode(control), None)])
+    control = msgspec.structs.replace(await log.rig.manifest(), segment=changed)
+    await log.metadata.write([Put(AT.manifest, encode(control), None)])
 
     assert found_batch(await log.tracer.trace(NAME, 0, 61)) == (60, 61)
     error = await failure(log, 50)

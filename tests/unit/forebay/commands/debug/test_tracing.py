@@ -43,13 +43,13 @@ async def failure(log: Logged, offset: int, *, topic: str = NAME, partition: int
 
 
 async def put_manifest(log: Logged, **changes: object) -> None:
-    control = msgspec.structs.replace(await log.rig.control(), **changes)
-    await log.metadata.write([Put(AT.control, encode(control), None)])
+    control = msgspec.structs.replace(await log.rig.manifest(), **changes)
+    await log.metadata.write([Put(AT.manifest, encode(control), None)])
 
 
 async def dump(log: Logged) -> tuple[list[Record], list[object]]:
     start, end = keys.topics()
-    records = await log.metadata.get_many([AT.control, keys.topic(NAME), keys.topic_id(TOPIC)])
+    records = await log.metadata.get_many([AT.manifest, keys.topic(NAME), keys.topic_id(TOPIC)])
     return [one for one in records if one] + [one async for one in log.metadata.range_scan(start, end)], [
         one async for one in log.objects.list("")
     ]
@@ -62,7 +62,7 @@ async def test_the_newest_entry_is_found_in_the_manifest(log: Logged) -> None:
     trace = await log.tracer.trace(NAME, 0, 6)
 
     assert trace.entry is not None
-    assert (trace.entry.source, trace.entry.source_key) == ("pending", AT.control.path)
+    assert (trace.entry.source, trace.entry.source_key) == ("pending", AT.manifest.path)
     assert (trace.entry.base_offset, trace.entry.last_offset) == (3, 8)
     assert (trace.control.sequence_counter, trace.control.pending_count, trace.control.writers) == (9, 2, {"7": (2, 1)})
     assert trace.problem is None
@@ -190,11 +190,11 @@ async def test_a_deleted_partition_takes_no_reads(log: Logged) -> None:
 
 
 async def test_a_partition_without_manifest_is_not_found(log: Logged) -> None:
-    await log.metadata.write([Delete(AT.control)])
+    await log.metadata.write([Delete(AT.manifest)])
 
     error = await failure(log, 0)
 
-    assert (error.exit_code, AT.control.path in str(error)) == (4, True)
+    assert (error.exit_code, AT.manifest.path in str(error)) == (4, True)
 
 
 async def test_a_missing_index_chunk_is_damage(log: Logged) -> None:
@@ -211,7 +211,7 @@ async def test_a_missing_index_chunk_is_damage(log: Logged) -> None:
 async def test_an_entry_that_moves_to_the_index_between_the_two_reads_is_found_there(log: Logged) -> None:
     for _ in range(DEFAULT_LIMITS.pending_entries_max):
         await log.append(batch_bytes(1))
-    (old,) = await log.metadata.get_many([AT.control])
+    (old,) = await log.metadata.get_many([AT.manifest])
     assert old is not None
     first = msgspec.json.decode(old.value, type=Manifest)
     # As one would read it who sees the ring before its oldest entries came: offset 3 is neither in `pending` nor, yet, in index/.
@@ -224,12 +224,12 @@ async def test_an_entry_that_moves_to_the_index_between_the_two_reads_is_found_t
             return getattr(log.metadata, name)
 
         async def get_many(self, wanted: Sequence[Key]) -> list[Record | None]:
-            if list(wanted) != [AT.control]:
+            if list(wanted) != [AT.manifest]:
                 return await log.metadata.get_many(wanted)
             self.reads += 1
             if self.reads > 1:
                 return await log.metadata.get_many(wanted)
-            return [Record(AT.control.path, stale, 1)]
+            return [Record(AT.manifest.path, stale, 1)]
 
     trace = await Tracer(metadata=Drained(), objects=log.objects).trace(NAME, 0, 3)  # type: ignore[arg-type]
 
@@ -277,7 +277,7 @@ async def test_an_object_that_goes_while_its_entry_does_is_looked_for_again(log:
 async def test_a_log_that_is_compacted_each_time_ends_after_its_attempts(log: Logged) -> None:
     for _ in range(ATTEMPTS_MAX):
         await log.append(batch_bytes(1))
-    control = await log.rig.control()
+    control = await log.rig.manifest()
     whole = msgspec.structs.replace(control.pending[0], base=0, last=2)
     entries = iter([msgspec.structs.replace(whole, object_id=ObjectId(f"01J0000000000000000000000{n}")) for n in range(ATTEMPTS_MAX)])
 
@@ -286,9 +286,9 @@ async def test_a_log_that_is_compacted_each_time_ends_after_its_attempts(log: Lo
             return getattr(log.metadata, name)
 
         async def get_many(self, wanted: Sequence[Key]) -> list[Record | None]:
-            if list(wanted) != [AT.control]:
+            if list(wanted) != [AT.manifest]:
                 return await log.metadata.get_many(wanted)
-            return [Record(AT.control.path, encode(msgspec.structs.replace(control, pending=(next(entries),))), 1)]
+            return [Record(AT.manifest.path, encode(msgspec.structs.replace(control, pending=(next(entries),))), 1)]
 
     with pytest.raises(TraceFailed, match="compacted each time") as raised:
         await Tracer(metadata=Moving(), objects=log.objects).trace(NAME, 0, 1)  # type: ignore[arg-type]
@@ -361,7 +361,7 @@ async def test_an_object_cut_short_is_told_with_both_sizes(log: Logged) -> None:
 async def test_an_object_cut_short_in_a_later_span_is_told_though_the_offset_lies_in_the_first(log: Logged) -> None:
     sent = batch_bytes(3)
     await log.append(sent)
-    control = await log.rig.control()
+    control = await log.rig.manifest()
     spans = ((header_bytes(1), len(sent)), (header_bytes(1) + len(sent), 70))
     await put_manifest(log, pending=(msgspec.structs.replace(control.pending[0], last=5, batches=spans),), sequence_counter=6)
 
@@ -370,7 +370,7 @@ async def test_an_object_cut_short_in_a_later_span_is_told_though_the_offset_lie
 
 async def test_a_span_that_begins_before_the_slice_of_its_partition_is_damage(log: Logged) -> None:
     await log.append(batch_bytes(3))
-    control = await log.rig.control()
+    control = await log.rig.manifest()
     (position, length), *_ = control.pending[0].batches
     await put_manifest(log, pending=(msgspec.structs.replace(control.pending[0], batches=((position - 1, length),)),))
 
@@ -379,7 +379,7 @@ async def test_a_span_that_begins_before_the_slice_of_its_partition_is_damage(lo
 
 async def test_an_object_that_gives_the_bytes_to_another_partition_is_damage(log: Logged) -> None:
     await log.append(batch_bytes(3))
-    entry = (await log.rig.control()).pending[-1]
+    entry = (await log.rig.manifest()).pending[-1]
     body = await log.body(await log.newest_key())
     other = [Slice(PartitionId(TOPIC, 5), header_bytes(1), len(body) - header_bytes(1))]
     await log.replace(await log.newest_key(), encode_header(entry.object_id, 7, other) + bytes(body[header_bytes(1) :]))
@@ -399,7 +399,7 @@ async def test_an_object_that_is_another_is_damage(log: Logged) -> None:
 
 async def test_an_entry_that_promises_more_records_than_it_has_is_damage(log: Logged) -> None:
     await log.append(batch_bytes(3))
-    control = await log.rig.control()
+    control = await log.rig.manifest()
     longer = msgspec.structs.replace(control.pending[0], last=8)
     await put_manifest(log, pending=(longer,), sequence_counter=9)
 
@@ -409,7 +409,7 @@ async def test_an_entry_that_promises_more_records_than_it_has_is_damage(log: Lo
 async def test_a_batch_in_the_second_span_is_found_behind_the_gap(log: Logged) -> None:
     first, refused, second = batch_bytes(2), batch_bytes(3), batch_bytes(4)
     await log.append(first, refused, second)
-    control = await log.rig.control()
+    control = await log.rig.manifest()
     start = header_bytes(1)
     spans = ((start, len(first)), (start + len(first) + len(refused), len(second)))
     await put_manifest(log, pending=(msgspec.structs.replace(control.pending[0], last=5, batches=spans),), sequence_counter=6)
@@ -460,13 +460,13 @@ async def test_an_entry_that_names_no_bytes_is_damaged_metadata(log: Logged, obj
 
 
 async def test_an_undecodable_manifest_is_damaged_metadata(log: Logged) -> None:
-    await log.metadata.write([Put(AT.control, b"{", None)])
+    await log.metadata.write([Put(AT.manifest, b"{", None)])
 
     assert str(await failure(log, 0)).startswith("Damaged metadata: undecodable record")
 
 
 async def test_a_newer_manifest_asks_for_a_newer_program(log: Logged) -> None:
-    await log.metadata.write([Put(AT.control, b'{"fmt":99}', None)])
+    await log.metadata.write([Put(AT.manifest, b'{"fmt":99}', None)])
 
     assert (await failure(log, 0)).exit_code == 2
 
@@ -512,7 +512,7 @@ async def test_offsets_are_found_while_appends_go_on(log: Logged) -> None:
 
     async def traces(running: "asyncio.Task[None]") -> None:
         while not running.done():
-            end = (await log.rig.control()).sequence_counter
+            end = (await log.rig.manifest()).sequence_counter
             found.append(await log.tracer.trace(NAME, 0, end - 1))
             found.append(await log.tracer.trace(NAME, 0, max(0, end - 2 * DEFAULT_LIMITS.pending_entries_max)))
             await asyncio.sleep(0)
@@ -529,7 +529,7 @@ async def test_a_record_that_its_entry_carries_is_traced_without_an_object() -> 
         await log.append(record_batch(b"a", b"b"))
         await log.append(record_batch(b"c"))
         trace = await log.tracer.trace(NAME, 0, 1)
-        control = await log.rig.control()
+        control = await log.rig.manifest()
 
     assert trace.entry is not None
     assert trace.batch is not None
@@ -542,7 +542,7 @@ async def test_a_record_that_its_entry_carries_is_traced_without_an_object() -> 
 async def test_a_damaged_inline_record_is_said_to_be() -> None:
     async with logged(inline=InlineSettings(bytes_max=1_024)) as log:
         await log.append(record_batch(b"a"))
-        (entry,) = (await log.rig.control()).pending
+        (entry,) = (await log.rig.manifest()).pending
         assert isinstance(entry.batches, bytes)
         damaged = msgspec.structs.replace(entry, batches=entry.batches[:-1] + b"\xff")
         await put_manifest(log, pending=(damaged,))

@@ -45,7 +45,7 @@ async def unfinished(store: S3ObjectStore, prefix: str = "", *, start_after: str
 
 
 async def test_uploads_are_listed_with_the_time_at_which_they_were_begun(store: S3ObjectStore) -> None:
-    upload = await store._manifest.begin_upload(KEY)
+    upload = await store._control.begin_upload(KEY)
 
     assert [one async for one in store.unfinished_uploads("wal/")] == [UnfinishedUpload(KEY, upload, 1_795_244_400_000)]
 
@@ -53,7 +53,7 @@ async def test_uploads_are_listed_with_the_time_at_which_they_were_begun(store: 
 async def test_uploads_of_keys_are_listed_in_pages_without_those_of_other_names(server: ScriptedS3, client: S3ClientName) -> None:
     async with opened(server.endpoint, client, prefix="root", limits=SMALL_PAGES) as store:
         for name in ("root/wal/c", "root/wal/a", "root/wal/b", "root/wal/d e", "root/segments/x", "rooted/wal/x", "wal/x"):
-            await store._manifest.begin_upload(name)
+            await store._control.begin_upload(name)
 
         assert [key for key, _ in await unfinished(store, "wal/")] == ["wal/a", "wal/b", "wal/c"]
         assert [key for key, _ in await unfinished(store, "wal/", start_after="wal/a")] == ["wal/b", "wal/c"]
@@ -68,7 +68,7 @@ async def test_nobody_is_asked_for_uploads_of_keys_that_no_key_can_be(store: S3O
 
 async def test_a_server_is_asked_for_no_place_that_is_outside_of_the_prefix(store: S3ObjectStore, server: ScriptedS3) -> None:
     """Servers differ about a marker that does not begin with the prefix: some refuse it, some find nothing behind it."""
-    await store._manifest.begin_upload(KEY)
+    await store._control.begin_upload(KEY)
 
     assert await unfinished(store, "wal/", start_after="segments/x") == [(KEY, "0")]
     assert [request.query.get("key-marker", "") for request in server.requests if request.method == "GET"] == [""]
@@ -83,7 +83,7 @@ async def test_a_server_that_passes_a_marker_over_shows_no_upload_again(store: S
 @pytest.mark.parametrize("limits", [SMALL_PAGES], ids=["small pages"])
 async def test_uploads_that_a_page_ends_between_show_once_the_first_are_gone(store: S3ObjectStore) -> None:
     for name in (KEY, KEY, KEY, "wal/2"):
-        await store._manifest.begin_upload(name)
+        await store._control.begin_upload(name)
     first = await unfinished(store)
     for key, upload in first:
         await store.abort_upload(key, upload)
@@ -93,7 +93,7 @@ async def test_uploads_that_a_page_ends_between_show_once_the_first_are_gone(sto
 
 
 async def test_a_page_of_uploads_that_fails_is_asked_for_again(store: S3ObjectStore, server: ScriptedS3) -> None:
-    await store._manifest.begin_upload(KEY)
+    await store._control.begin_upload(KEY)
     server.answer("GET", BUSY)
     server.answer("GET", LOST)
 
@@ -124,7 +124,7 @@ async def test_uploads_that_cannot_be_listed_are_unavailable(store: S3ObjectStor
 
 
 async def test_an_aborted_upload_is_gone_and_aborting_it_again_is_no_error(store: S3ObjectStore, server: ScriptedS3) -> None:
-    upload = await store._manifest.begin_upload(KEY)
+    upload = await store._control.begin_upload(KEY)
     server.answer("DELETE", BUSY)
     await store.abort_upload(KEY, upload)
     await store.abort_upload(KEY, upload)
@@ -134,7 +134,7 @@ async def test_an_aborted_upload_is_gone_and_aborting_it_again_is_no_error(store
 
 
 async def test_an_abort_whose_reply_was_lost_succeeds(store: S3ObjectStore, server: ScriptedS3) -> None:
-    upload = await store._manifest.begin_upload(KEY)
+    upload = await store._control.begin_upload(KEY)
     server.lose_reply("DELETE")
     await store.abort_upload(KEY, upload)
 
@@ -154,7 +154,7 @@ async def test_an_abort_whose_reply_was_lost_succeeds(store: S3ObjectStore, serv
 async def test_an_abort_that_fails_says_whether_anything_happened(
     store: S3ObjectStore, server: ScriptedS3, reply: Reply, raised: type[StorageError], said: str
 ) -> None:
-    upload = await store._manifest.begin_upload(KEY)
+    upload = await store._control.begin_upload(KEY)
     server.answer("DELETE", reply, times=1_000)
 
     with pytest.raises(raised, match=said):
