@@ -1,4 +1,4 @@
-"""What a run leaves: JSON for machines, a table for people, and where and with what it was made. The schema is in bench/README.md."""
+"""The results of a run: JSON for machines, a table for people, and the machine and programs it ran on. The schema is in bench/README.md."""
 
 import argparse
 import datetime

@@ -86,7 +86,7 @@ class OpenTarget:
         return ",".join(broker.bootstrap for broker in self.brokers)
 
     def cpu_s(self) -> float:
-        """What its brokers have used so far."""
+        """CPU seconds of its brokers so far."""
         return sum(meter.used(broker.pid).total_s for broker in self.brokers)
 
     def peak_rss_bytes(self) -> int:

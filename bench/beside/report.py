@@ -1,4 +1,4 @@
-"""What a run leaves: JSON for machines, and a table for people. Ratios are those of one round. Pure."""
+"""The results of a run: JSON for machines, and a table for people. Ratios are those of one round. Pure."""
 
 import math
 import statistics
@@ -96,7 +96,7 @@ def load_report(load: BesideLoad, runs: Mapping[str, Sequence[RunReport]], scale
 
 
 def figures(kind: LoadKind, run: RunReport) -> dict[str, float]:
-    """What a run comes to. CPU and dollars are those of the client's own warm-up, too, so its records count there."""
+    """The result of a run. CPU and dollars are those of the client's own warm-up, too, so its records count there."""
     raw = run.raw
     records = raw["records"] + raw["settings"]["warm_up"]
     if kind is LoadKind.VOLUME:

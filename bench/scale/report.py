@@ -1,6 +1,6 @@
-"""What a run of `bench.scale` leaves: JSON for machines, a table for people, and which resource a load uses up first. Pure.
+"""The results of `bench.scale`: JSON for machines, a table for people, and which resource a load uses up first. Pure.
 
-What one server of Oxia takes, and what a GET costs its client, was measured on a machine of two cores before Forebay was built on them.
+The rate of one server of Oxia and the cost of a GET were measured on a machine of two cores before Forebay was built on them.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from storage.log.limits import DEFAULT_LIMITS
 OXIA_PUTS_PER_S: Final = ((1, 7_000.0), (10, 34_000.0), (100, 86_000.0), (500, 106_500.0))
 """Puts in a request, and puts per second of one server with four shards, asked by one asyncio process; the middles of ranges."""
 OXIA_KEY_READ_S: Final = (0.45e-3 - 0.23e-3) / 99
-"""What each further key of a Read adds to its time: a get takes 0.23 ms, 100 gets in one Read 0.45 ms."""
+"""The time that each further key adds to a Read: a get takes 0.23 ms, 100 gets in one Read 0.45 ms."""
 GET_CPU_S: Final = ((64 * 2**10, 0.27 / 2_000), (4 * 2**20, 0.65 / 256))
 """Bytes of a GET, and CPU seconds of obstore for it: measured with 2,000 of 64 KiB, and with ranges of 4 MiB (docs/performance.md)."""
 BROKERS_MIN: Final = 10
@@ -34,7 +34,7 @@ PER_WORK: Final = ("puts", "gets", "write_requests", "write_ops", "read_keys", "
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """What `bench.scale.costs` and `bench.scale.memory` measured. `writers_max` None: more than were tried."""
+    """Results of `bench.scale.costs` and `bench.scale.memory`. `writers_max` None: more than were tried."""
 
     message_cpu_s: float
     hint_cpu_s: float

@@ -32,7 +32,7 @@ class LogLimits:
     """How long a producer that nobody knows must be refused before it may begin behind its first sequence: longer than any broker that is
     well goes on trying to commit what was sent before (`commit_timeout_s`, and a little)."""
 
-    # Gathering and carrying: append, batcher, inline
+    # Gathering and carrying: writer, flush
     commit_timeout_s: float = 30.0
     """From sealing on; the default request.timeout.ms of Java producers."""
     overdue_check_s: float = 1.0
@@ -58,7 +58,7 @@ class LogLimits:
     queued_commits_max: int = 4
     """Commits of a partition up to which another begins for what the last one has no room for. What waits behind them all gathers."""
 
-    # Uploads: upload, upload_places
+    # Uploads of WAL objects, in writer
     upload_try_timeout_s: float = 15.0
     upload_timeout_s: float = 25.0
     """Below `commit_timeout_s`. A store that takes ten seconds for everything is still written to; stores of S3 try again by themselves."""
@@ -67,7 +67,7 @@ class LogLimits:
     slow_uploads_max: int = 32
     """Beyond it a slow upload keeps its place."""
 
-    # The tail cache, and batches that are read: tail, stamping
+    # The tail cache, and batches that are read: partition, scan
     join_below_bytes: int = 16 * KIB
     """Mean batch size below which a copy is cheaper than an object and a socket buffer per batch."""
 
@@ -83,7 +83,7 @@ class LogLimits:
     producer_pages_timeout_s: float = 10.0
     producer_pages_sweep_every_s: float = 600.0
 
-    # Partitions, and producers that they do not know: partition, lost, strangers
+    # Partitions, and producers that they do not know: partition, producers
     partitions_kept_max: int = 100_000
     partitions_bytes_max: int = 256 * MIB
     """Estimated memory: enough for 30,000 to 60,000 partitions with full or half-full rings of entries, or 2,000 with the largest
@@ -97,7 +97,7 @@ class LogLimits:
     strangers_of_all_kept_max: int = 32_768
     """Over all partitions, 500 bytes of memory each."""
 
-    # Fresh reads of manifests, and changes of them: manifest_reads, proofs, trim
+    # Fresh reads of manifests, and changes of them: fresh_reads, trim
     manifest_read_timeout_s: float = 10.0
     silent_after_s: float = 1.0
     """A shard whose read is unanswered for longer is known to be silent."""
@@ -114,7 +114,7 @@ class LogLimits:
     proof_every_s: float = 0.2
     trim_write_timeout_s: float = 10.0
 
-    # Reads: read, flights, segments
+    # Reads: reader, segments
     read_window_bytes_min: int = 256 * KIB
     """The least that is scanned at once: many small batches are passed over in one go."""
     read_places_kept_max: int = 16_384
@@ -134,7 +134,7 @@ class LogLimits:
     whole_segment_bytes_max: int = BLOCK_BYTES
     """All of a segment up to this size comes with one GET, its footer too."""
 
-    # What is fetched ahead of consumers in order: read_ahead
+    # What is fetched ahead of consumers in order: prefetch
     reads_ahead_max: int = 24
     """Under way at a time, over all partitions."""
     reading_ahead_bytes_max: int = 32 * MIB
@@ -151,7 +151,7 @@ class LogLimits:
     read_ahead_timeout_s: float = 20.0
     """As a read has."""
 
-    # The same in WAL objects: entries_ahead
+    # The same in WAL objects: prefetch
     ahead_bytes: int = 2 * MIB
     """In front of a consumer, of each partition, where it waits for nothing: at 10 ms for a GET, 200 MB/s."""
     ahead_bytes_max: int = 16 * MIB
@@ -174,7 +174,7 @@ class LogLimits:
     forgotten_at_once_max: int = 2
     """More than come at a time. What up to 1,024 others want beside their entries is looked at for each of these."""
 
-    # The index: index, kept_chunks, kept_segments
+    # The index: index
     index_read_timeout_s: float = 10.0
     chunks_kept_max: int = 64
     """Per partition."""
@@ -185,7 +185,7 @@ class LogLimits:
     segment_partitions_kept_max: int = 4_096
     """Partitions with segments that are known."""
 
-    # Offsets by time: time_search, entry_times, record_times
+    # Offsets by time: time_search
     scan_s: float = 20.0
     """One question goes through entries for so long; the next one goes on where it ended."""
     trims_met_max: int = 5
@@ -198,15 +198,15 @@ class LogLimits:
     records_walked_max: int = 200_000
     """Records of a batch that are looked at: a third of a second of a thread."""
 
-    # Objects that are damaged: damage
+    # Objects that are damaged: reader
     damage_kept_max: int = 1_024
 
-    # Scans of all entries: entry_scan
+    # Scans of all entries: index
     chunks_per_turn: int = 16
     """Index chunks that are gone through in one turn of the loop: about 250 entries."""
     segments_per_turn: int = 250
 
-    # The writers of a log: writers
+    # The writers of a log: commit
     writers_kept_max: int = 16
     """Entries of `writers` above which a commit looks for dead brokers to drop."""
     dead_writers_look_every_s: float = 10.0

@@ -2,7 +2,7 @@
 
     root/.lock                      how much is here; locked by a process that adds to it, or evicts
     root/.claims/{n}                locked by the process that fetches a block
-    root/.tmp/{owner}-{n}           being written; locked by its writer (temporaries.py)
+    root/.tmp/{owner}-{n}           being written; locked by its writer (files.py)
     root/CLUSTER/OBJECT/START-END   bytes [START, END) of an object, all of one block, and then `FOREBAYC` and their CRC-32C
 
 OBJECT is the object's key with `+` for `/`. The checksum goes on over the file's own name, so a file under another name is no block.
