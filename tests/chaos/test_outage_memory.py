@@ -124,6 +124,8 @@ def test_memory_stays_within_its_bound_in_an_outage_and_traffic_goes_on_after_it
 @pytest.mark.holds_loop(
     "a turn in which 40 connections send requests of a megabyte took up to 0.57 s of CPU, none of it in Python: not explained yet"
 )
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_what_bounds_memory_is_the_budget(tmp_path: Path, stores: tuple[OxiaServer, S3Server]) -> None:
     """The same clients, and a budget that they cannot use up."""

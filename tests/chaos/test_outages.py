@@ -159,17 +159,17 @@ def both_are_killed(native: Native) -> Iterator[None]:
         oxia_is_killed,
         oxia_is_away_longer_than_a_session_lasts,
         oxia_hangs,
-        oxia_cannot_be_reached,
+        pytest.param(oxia_cannot_be_reached, marks=[pytest.mark.slow, pytest.mark.long]),
         oxia_refuses_writes,
         oxia_loses_every_third_reply,
-        oxia_says_no_and_writes_later,
-        s3_loses_every_third_reply,
+        pytest.param(oxia_says_no_and_writes_later, marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param(s3_loses_every_third_reply, marks=[pytest.mark.slow, pytest.mark.long]),
         both_lose_every_third_reply,
         s3_is_killed,
-        s3_is_overloaded,
-        s3_forbids,
-        s3_has_lost_the_bucket,
-        s3_takes_ten_seconds,
+        pytest.param(s3_is_overloaded, marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param(s3_forbids, marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param(s3_has_lost_the_bucket, marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param(s3_takes_ten_seconds, marks=[pytest.mark.slow, pytest.mark.long]),
         s3_breaks_off_mid_body,
         both_are_killed,
     ],
@@ -198,7 +198,11 @@ def test_an_outage_loses_nothing_invents_nothing_and_is_over_when_it_is_healed(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("outage", [s3_is_killed, s3_takes_ten_seconds], ids=lambda outage: outage.__name__)
+@pytest.mark.parametrize(
+    "outage",
+    [s3_is_killed, pytest.param(s3_takes_ten_seconds, marks=[pytest.mark.slow, pytest.mark.long])],
+    ids=lambda outage: outage.__name__,
+)
 def test_producers_of_small_batches_that_travel_in_their_commits_do_not_notice_that_s3_is_away(
     cluster: Cluster, outage: Callable[[Native], Iterator[None]]
 ) -> None:

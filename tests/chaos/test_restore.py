@@ -187,7 +187,7 @@ def assert_never_refused(served: Served) -> None:
     assert [event for event in served.events() if event.get("event") in {"metadata_went_back", "older_metadata_accepted"}] == []
 
 
-@pytest.mark.parametrize("way", ["backup", "files"])
+@pytest.mark.parametrize("way", ["backup", pytest.param("files", marks=[pytest.mark.slow, pytest.mark.long])])
 def test_a_copy_from_before_a_collection_is_refused_and_once_accepted_loses_nothing_more(tmp_path: Path, way: str) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()

@@ -167,6 +167,8 @@ def settled(wait: int) -> int:
     return wait + (65 if wait >= 60 else 15)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_every_alert_fires_when_it_is_true_and_only_then(tmp_path: Path) -> None:
     [group] = yaml.safe_load(generated("alerts"))["groups"]
     wait_of = {rule["alert"]: minutes_of(rule) for rule in group["rules"]}

@@ -86,6 +86,8 @@ def test_a_paused_broker_with_its_workers_and_one_that_is_added_lose_nothing(tmp
     assert verdict.stored == 2_000
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_on_real_services_that_fail_the_meters_equal_the_access_log_and_lost_owners_are_replaced(tmp_path: Path) -> None:
     verdict = run(
         tmp_path,

@@ -324,6 +324,7 @@ LINES_THAT_TAKE_A_WHILE = 1_000_000
 """More than a second of any machine: what is done within half of one is not talked about. A third of them took less."""
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_how_far_a_file_is_and_a_pipe_hears_nothing_of_it(served: Served, tmp_path: Path) -> None:
     answered(served.bootstrap, "topic", "create", "long")
     (tmp_path / "lines").write_bytes(b"x" * 99 + b"\n")

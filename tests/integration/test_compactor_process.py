@@ -201,6 +201,7 @@ def forebay(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_upkeep_can_be_done_once_and_looked_at(tmp_path: Path) -> None:
     stores = [f"--set=storage.url=file://{tmp_path}/objects", f"--set=metadata.url=sqlite:///{tmp_path}/meta.db"]
     nothing = forebay("compactor", "status", *stores)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.integration.command_line import answered, forebay, lines_until
 from tests.kit.serving import serving
 
@@ -44,6 +46,7 @@ def test_every_flight_comes_back_also_the_second_time(tmp_path: Path) -> None:
     assert (tmp_path / "forebay-data" / "broker.log").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_what_a_user_has_in_the_data_folder_is_there_after_it(tmp_path: Path) -> None:
     users = ("flights", "forebay-demo-flights", "orders")
     with serving(tmp_path / "forebay-data") as served:
@@ -61,6 +64,7 @@ def test_what_a_user_has_in_the_data_folder_is_there_after_it(tmp_path: Path) ->
             assert forebay(served.bootstrap, "topic", "consume", name, "--exit", "-q") == (0, f"mine in {name}\n", "")
 
 
+@pytest.mark.slow
 def test_a_topic_that_somebody_made_under_the_name_of_the_demos_is_left_alone(tmp_path: Path) -> None:
     demo(tmp_path)
     with serving(tmp_path / "forebay-data") as served:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 from confluent_kafka.admin import AdminClient
 
 from services.oxia import OxiaServer
@@ -63,6 +64,7 @@ def test_with_no_settings_the_brokers_share_the_data_folder_and_a_kill_loses_not
     assert any(re.match(r"compacted [1-9]\d* objects into 6 segments, ", line) for line in lines)
 
 
+@pytest.mark.slow
 def test_on_stores_of_the_settings_the_topic_has_a_name_of_its_own_and_is_deleted(
     tmp_path: Path, oxia_server: OxiaServer, s3_server: S3Server
 ) -> None:

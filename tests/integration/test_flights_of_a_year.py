@@ -47,6 +47,7 @@ def year() -> Year:
     return found
 
 
+@pytest.mark.slow
 def test_all_flights_of_the_year_are_there_with_the_time_they_were_to_leave(year: Year) -> None:
     assert year.carriers.total() == FLIGHTS_TOTAL
     assert len(year.carriers) == 16

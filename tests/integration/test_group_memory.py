@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kio.schema.errors import ErrorCode
 
 from storage.limits import KIB, MIB
@@ -30,6 +31,7 @@ def join(group: str, metadata_bytes: int, *, version: int = 3) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_large_joins_and_many_groups_are_refused_before_they_are_kept(tmp_path: Path) -> None:
     settings = {"groups.memory_bytes": f"{MEMORY_BYTES}B"}
     with serving(tmp_path, settings=settings, afresh=True) as served, RawClient(served.kafka_port) as client:

@@ -148,6 +148,7 @@ def test_in_the_foreground_it_says_its_address_and_ends_with_its_command(tmp_pat
     assert not kafka_answers(port)
 
 
+@pytest.mark.slow
 def test_in_the_foreground_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]

@@ -23,7 +23,7 @@ from tests.kit.record_batches import record_batch
 __all__ = ["shared_stores"]
 
 PARTITIONS = 4
-RECORDS = 8_000
+RECORDS = 3_000
 """Of each producer."""
 FLUSH_S = 200.0
 REFRESH_MS = 20

@@ -54,7 +54,7 @@ def wait_for_evictions(broker: Served, count: int) -> float:
     return waiting_bytes
 
 
-@pytest.mark.parametrize("kept_bytes", [20 * KIB, 900 * KIB], ids=["a small part", "a tenth"])
+@pytest.mark.parametrize("kept_bytes", [20 * KIB, pytest.param(900 * KIB, marks=pytest.mark.slow)], ids=["a small part", "a tenth"])
 def test_what_is_refused_of_a_request_is_not_kept_with_what_is_appended(kept_bytes: int) -> None:
     """The first is copied out of its request. With the second the whole request is kept, and counted."""
     requests = 100

@@ -169,6 +169,7 @@ def test_one_that_fails_again_stays_red_with_both_reports_and_one_that_starts_no
     assert "wrong the second time" in ran.output
 
 
+@pytest.mark.slow
 def test_one_that_its_worker_dies_of_is_told_and_runs_nowhere_else_meanwhile(play: Play) -> None:
     ran = play({"integration": DIES_ONCE + PASSES, "unit": DIES_ONCE}, "-n2")
 

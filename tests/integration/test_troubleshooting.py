@@ -195,6 +195,7 @@ def cluster_in(
     return next(str(event["cluster_id"]) for event in served.events() if event["event"] == "ready")
 
 
+@pytest.mark.slow
 def test_what_keeps_a_broker_from_starting_and_from_serving(tmp_path: Path, s3_server: S3Server) -> None:
     data, aside = tmp_path / "data", tmp_path / "aside"
     kafka_port, http_port = free_port(), free_port()

@@ -166,7 +166,7 @@ def create_topics(port: int) -> None:
         assert client.receive() is not None
 
 
-@pytest.mark.parametrize("options", [(), ("--workers", "2")], ids=["one broker", "workers"])
+@pytest.mark.parametrize("options", [(), pytest.param(("--workers", "2"), marks=pytest.mark.slow)], ids=["one broker", "workers"])
 def test_a_log_that_nobody_reads_stops_nobody_and_stays_small(tmp_path: Path, options: tuple[str, ...]) -> None:
     with unread(tmp_path, *options) as served:
         for _ in range(BAD_REQUESTS):

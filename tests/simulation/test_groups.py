@@ -19,7 +19,7 @@ def test_these_seeds_find_nothing_wrong(faults: str, first: int) -> None:
 
 
 @pytest.mark.parametrize("guesses", GUESSES)
-@pytest.mark.parametrize("first", range(1, 26, SEEDS_PER_TEST))
+@pytest.mark.parametrize("first", range(1, 11, SEEDS_PER_TEST))
 @pytest.mark.parametrize("faults", ["none", "harsh"])
 def test_brokers_that_take_each_other_for_dead_without_reason_do_no_harm(faults: str, first: int, guesses: float) -> None:
     reports = {seed: run_seed(seed, faults, guesses=guesses) for seed in range(first, first + SEEDS_PER_TEST)}

@@ -68,7 +68,6 @@ COMMON: Final = (
     WrongPart(wrong_brokers.commits_before_the_upload, "fsck"),
     WrongPart(wrong_brokers.tells_ends_from_memory, "stale end"),
     WrongPart(wrong_brokers.serves_what_it_once_knew, theme="trimming"),
-    WrongPart(wrong_log.drops_producers_without_spilling_them),
     WrongPart(wrong_log.takes_the_page_it_knows_for_the_one_that_is_named),
     WrongPart(wrong_log.lets_strangers_begin_with_any_sequence),
     WrongPart(wrong_log.puts_its_own_entry_beside_its_cas),
@@ -77,18 +76,13 @@ COMMON: Final = (
     WrongPart(wrong_log.places_producers_by_the_pages_that_have_not_expired, theme="passing"),
     WrongPart(wrong_inline.leaves_the_bytes_behind_when_the_ring_leaves),
     WrongPart(wrong_inline.joins_a_commit_that_has_begun),
-    WrongPart(wrong_compactor.deletes_index_keys_by_their_base, compactors=2, duties="compact"),
     WrongPart(wrong_compactor.forgets_the_segment_before, compactors=2, duties="compact"),
     WrongPart(wrong_compactor.deletes_its_object_when_it_lost, compactors=2, duties="compact"),
-    WrongPart(wrong_compactor.reads_by_the_index_below_the_cursor, compactors=2, duties="compact"),
     WrongPart(wrong_compactor.puts_its_own_segment_beside_its_cas, compactors=3, duties="all"),
     WrongPart(wrong_merge.deletes_the_entries_of_its_sources_first, compactors=3, duties="merge"),
     WrongPart(wrong_merge.is_cleared_when_its_last_key_has_it, compactors=3, duties="merge"),
     WrongPart(wrong_merge.deletes_the_keys_of_its_sources_in_the_end, compactors=3, duties="merge"),
-    WrongPart(wrong_collector.trusts_its_grace, compactors=2, duties="collect"),
-    WrongPart(wrong_collector.forgets_what_is_pending, compactors=2, duties="collect"),
     WrongPart(wrong_collector.keeps_nothing_that_was_accepted, compactors=2, duties="collect"),
-    WrongPart(wrong_purge.removes_the_tombstone_too, compactors=2, duties="purge"),
     WrongPart(wrong_retention.deletes_keys_by_their_base, compactors=2, duties="trim"),
     WrongPart(wrong_retention.deletes_keys_before_its_cas, compactors=2, duties="trim"),
     WrongPart(wrong_retention.deletes_all_that_is_old_wherever_it_lies, compactors=2, duties="trim"),
@@ -96,6 +90,15 @@ COMMON: Final = (
     WrongPart(wrong_retention.begins_the_log_in_the_middle_of_an_item, compactors=2, duties="trim"),
     WrongPart(wrong_retention.puts_the_chunk_after_its_cas, compactors=2, duties="trim"),
 )
+COSTLY: Final = (
+    WrongPart(wrong_collector.forgets_what_is_pending, compactors=2, duties="collect"),
+    WrongPart(wrong_log.drops_producers_without_spilling_them),
+    WrongPart(wrong_collector.trusts_its_grace, compactors=2, duties="collect"),
+    WrongPart(wrong_compactor.reads_by_the_index_below_the_cursor, compactors=2, duties="compact"),
+    WrongPart(wrong_compactor.deletes_index_keys_by_their_base, compactors=2, duties="compact"),
+    WrongPart(wrong_purge.removes_the_tombstone_too, compactors=2, duties="purge"),
+)
+"""Common ones whose seeds take longest: apart, in `make test-more`."""
 RARE: Final = (
     WrongPart(wrong_brokers.refuses_for_certain_after_sending, "dirty read"),
     WrongPart(wrong_log.counts_no_bytes_of_what_it_carries),
@@ -132,7 +135,7 @@ RARE: Final = (
 )
 
 
-@pytest.mark.parametrize("part", COMMON, ids=str)
+@pytest.mark.parametrize("part", [*COMMON, *(pytest.param(part, marks=pytest.mark.slow) for part in COSTLY)], ids=str)
 def test_the_checker_soon_finds_a_part_that(part: WrongPart) -> None:
     assert part.is_found_within(SEEDS_MAX)
 

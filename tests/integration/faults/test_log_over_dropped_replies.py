@@ -161,9 +161,9 @@ def _batches(data: bytes) -> Iterator[tuple[int, int, int]]:
 @pytest.mark.parametrize(
     ("of_oxia", "of_s3"),
     [
-        (EVERY_THIRD_WRITE, None),
-        (EVERY_FIFTH_WRITE, None),
-        (None, EVERY_THIRD_PUT),
+        pytest.param(EVERY_THIRD_WRITE, None, marks=pytest.mark.slow),
+        pytest.param(EVERY_FIFTH_WRITE, None, marks=pytest.mark.slow),
+        pytest.param(None, EVERY_THIRD_PUT, marks=pytest.mark.slow),
         (EVERY_THIRD_WRITE, EVERY_THIRD_PUT),
         (EVERY_THIRD_WRITE_LATE, EVERY_THIRD_PUT_LATE),
     ],
