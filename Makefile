@@ -85,15 +85,15 @@ soak: setup-dev  ## ten minutes of three brokers and two compactors that are kil
 test-more: setup-dev  ## those of them that take at most ten seconds and no Java, several at a time
 	@$(BIN)/python -m pytest -m "slow and not long" --numprocesses=logical --once-more=1200 $(ARGS)
 
-compat: setup-dev  ## real Kafka clients play one scenario (ARGS="franz-go --against=kafka", or roles); renews docs/protocol/support.md
+compat: setup-dev  ## real Kafka clients play one scenario (ARGS="franz-go --against=kafka", or roles); renews docs/reference/apis.md
 	@$(BIN)/python -m tests.compat $(ARGS)
 
-second-opinion: setup-dev  ## the same requests to Apache Kafka and Forebay; renews docs/protocol/deviations.md
+second-opinion: setup-dev  ## the same requests to Apache Kafka and Forebay; renews docs/reference/deviations.md
 	@$(BIN)/python -m tests.compat.second_opinion
 
-docs: setup-dev  ## renew what is generated from code in docs/ (support.md and deviations.md need real clients: compat, second-opinion)
+docs: setup-dev  ## renew what is generated from code in docs/ (apis.md and deviations.md need real clients: compat, second-opinion)
 	@$(BIN)/python -m forebay.reference
-	@$(BIN)/python docs/drawings/architecture.py
+	@$(BIN)/python docs/internals/drawings/architecture.py
 	@$(BIN)/python -m bench.beside.documents
 	@$(BIN)/python -m bench.scale.documents
 
@@ -109,7 +109,7 @@ format: setup-dev  ## rewrite files as ruff formats them
 types: setup-dev  ## mypy --strict
 	@$(BIN)/mypy
 
-bench: setup-dev  ## Apache Kafka and Forebay in turns; renews docs/performance.md (ARGS="--scale 0.3"; needs Java, Maven and Go; with that seven minutes)
+bench: setup-dev  ## Apache Kafka and Forebay in turns; renews docs/reference/benchmarks.md (ARGS="--scale 0.3"; needs Java, Maven and Go; with that seven minutes)
 	@$(BIN)/python -m bench.beside --docs $(ARGS)
 
 bench-cases: setup-dev  ## what the broker spends, case by case; results as JSON in bench/results/local

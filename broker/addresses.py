@@ -1,7 +1,8 @@
 """Clients by address: what those of one address hold, who goes first when something is short, and who gives its place up.
 
-Nothing here limits an address that is alone: many clients may share one (docs/adr/0029-shares-by-address.md). When others wait, the address
-that holds least goes first, and within an address whoever came first. Limits of an address (logins, rates) belong on `ClientAddress`, too.
+Nothing here limits an address that is alone: many clients may share one (docs/internals/adr/0029-shares-by-address.md). When others wait,
+the address that holds least goes first, and within an address whoever came first. Limits of an address (logins, rates)
+belong on `ClientAddress`, too.
 """
 
 import weakref

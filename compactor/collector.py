@@ -1,4 +1,4 @@
-"""Garbage collection: objects that no partition refers to go (docs/design/upkeep.md). Nothing that anybody may still read ever does.
+"""Garbage collection: objects that no partition refers to go (docs/internals/design/upkeep.md); nothing that may still be read does.
 
     list (old enough) → headers → look (cheap): referred to? → it stays
       → in every partition that it may be of: revoke, then look for certain: referred to? → it stays  → delete

@@ -1,4 +1,4 @@
-"""Compactions: entries of a partition become a segment (docs/design/upkeep.md, model Forebay-all).
+"""Compactions: entries of a partition become a segment (docs/internals/design/upkeep.md, model Forebay-all).
 
     claim → attempt WRITING_SEGMENT → the object → attempt COMMITTING → [old `segment` into segments/] + [CAS manifest: cursor, segment]
           → attempt DELETING_INDEX → index keys whose END is below the cursor go → the attempt goes → the claim goes

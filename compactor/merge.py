@@ -1,4 +1,4 @@
-"""One merge of one partition: small neighbours in segments/ become one segment (docs/design/upkeep.md#merging, model Forebay-merge).
+"""One merge of a partition: small neighbours in segments/ become one (docs/internals/design/upkeep.md#merging, model Forebay-merge).
 
     claim → plan → the object → [read manifest] → [sources as they are, under their versions] → [CAS manifest: rewritten]
           → the merge under every key in its range, each under the version that was scanned → [scan] → [CAS manifest: no rewritten]

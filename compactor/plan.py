@@ -1,4 +1,4 @@
-"""What upkeep decides about a manifest, pure (docs/design/upkeep.md).
+"""What upkeep decides about a manifest, pure (docs/internals/design/upkeep.md).
 
 Compaction: which entries become the next segment, which ranges of WAL objects hold the slices of a round, and what a committed segment
 makes of the record. Merging: which neighbours become one segment. Retention: which segments and entries are deleted, oldest first.
@@ -319,8 +319,8 @@ def tidied(
 ) -> Tidied | None:
     """What to put so that the log begins at `log_start`; None if nothing has to change, or nothing may.
 
-    A commit does all of this by itself (docs/design/upkeep.md#tidying). In a partition without appends it would stay: a ring of entries,
-    producers that have expired, entries of `writers` whose brokers are gone.
+    A commit does all of this by itself (docs/internals/design/upkeep.md#tidying). In a partition without appends it would stay: a ring of
+    entries, producers that have expired, entries of `writers` whose brokers are gone.
 
     With it go producers that have expired, entries of the brokers `gone` in `writers`, and, in a partition without appends, the ring. Where
     log_start stays, these are worth a write only if nobody appends: appends do it without one. What was left out once is not there to be

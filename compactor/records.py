@@ -1,6 +1,6 @@
 """The metadata store as upkeep calls it: a deadline on every call, and one way to change a manifest.
 
-`Claims` are of partitions: of two compactors one does the work. They protect nothing: both may do it (docs/design/upkeep.md).
+`Claims` are of partitions: of two compactors one does the work. They protect nothing: both may do it (docs/internals/design/upkeep.md).
 `GoneBrokers` knows which brokers are gone for certain: only their entries may leave `writers`.
 """
 
@@ -165,7 +165,7 @@ class Claims:
 
 
 class GoneBrokers:
-    """The brokers that one process knows to be gone for certain (docs/design/coordination.md#who-is-gone-for-certain).
+    """The brokers that one process knows to be gone for certain (docs/internals/design/coordination.md#who-is-gone-for-certain).
 
     `note` epochs that were read in manifests, then `ask`. An epoch is the version of a registration record, and versions are never
     reused: one that is not registered any more stays gone. A list of brokers proves that of the epochs that were read before it was asked

@@ -1,4 +1,4 @@
-"""Which objects a partition refers to: by a look that costs little, and by one that nothing can have escaped (docs/design/upkeep.md).
+"""Finds the objects that a partition refers to: by a cheap look, and by one that misses nothing (docs/internals/design/upkeep.md).
 
 A collector deletes what the second does not show. Its order is that of the model (Forebay-collect and its variants):
 

@@ -1,4 +1,4 @@
-"""Retention of one partition: `log_start` moves up over what is too old or too much, then keys below it go (docs/design/upkeep.md, I5).
+"""Retention of a partition: `log_start` moves over what is too old or too much, then keys below go (docs/internals/design/upkeep.md, I5).
 
     manifest → its entries, until one stays → [chunk of the ring, if it goes] + [CAS manifest: log_start, and what is tidied]
                    → keys of index/ and segments/ that END below it, by version

@@ -3,7 +3,7 @@
     async with embedded_broker("data") as broker:
         producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap)
 
-Everything lies in the folder: the same broker finds it again, and so does `forebay serve` (docs/library.md).
+Everything lies in the folder: the same broker finds it again, and so does `forebay serve` (docs/guides/library.md).
 """
 
 import contextlib

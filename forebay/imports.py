@@ -1,8 +1,8 @@
 """Imports of a start: whether `import storage` finds Forebay's storage, and libraries without what they import for others.
 
-Our packages have plain names, which others use, too (docs/adr/0021). `clash` runs before anything of ours but this package is imported,
-and imports nothing to find out. structlog imports rich for decorated tracebacks (ours are plain: runtime/logs.py), kio imports hypothesis
-for tests of its users. Together they would be a quarter of the CPU time of a start.
+Our packages have plain names, which others use, too (docs/internals/adr/0021). `clash` runs before anything of ours but this package is
+imported, and imports nothing to find out. structlog imports rich for decorated tracebacks (ours are plain: runtime/logs.py), kio imports
+hypothesis for tests of its users. Together they would be a quarter of the CPU time of a start.
 """
 
 import contextlib

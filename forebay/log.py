@@ -7,7 +7,7 @@
             ...
 
 It is the log of the brokers: those of the same stores read what is appended here, and the other way round. A writer registers as a broker
-that nobody connects to, for its commits need an epoch; docs/library.md has the rest.
+that nobody connects to, for its commits need an epoch; docs/guides/library.md has the rest.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Tables of the documents that come from code: `python -m forebay.reference` writes them, and a test compares.
 
 `FEATURES` are those of four systems that this one continues: a leaderless log in Python (batches of many partitions in one object, order by
-compare-and-set, spoken to by HTTP), Pravega, Waltz and laminarmq. docs/seeds.md is made of them, and a test looks.
+compare-and-set, spoken to by HTTP), Pravega, Waltz and laminarmq. docs/internals/seeds.md is made of them, and a test looks.
 """
 
 import importlib
@@ -28,7 +28,12 @@ _PART: Final = re.compile(r"<!-- generated: ([^>]+) -->\n.*?<!-- end -->", re.DO
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
 
-PAGES: Final = (DOCS / "operations.md", DOCS / "topic-configs.md", DOCS / "dashboards.md", DOCS / "seeds.md")
+PAGES: Final = (
+    DOCS / "guides" / "operations.md",
+    DOCS / "guides" / "monitor.md",
+    DOCS / "reference" / "topic-configs.md",
+    DOCS / "internals" / "seeds.md",
+)
 
 
 class SeedFeature(NamedTuple):
@@ -80,7 +85,7 @@ FEATURES: Final = (
     SeedFeature(LOG, "dashboards", "forebay generate grafana"),
     SeedFeature(LOG, "load scenarios", "forebay bench load"),
     SeedFeature(LOG, "folder of a run, samples, reconciliation", "forebay bench load"),
-    SeedFeature(LOG, "page that finds what is slow", "docs/slow.md"),
+    SeedFeature(LOG, "page that finds what is slow", "docs/guides/slow.md"),
     SeedFeature(LOG, "routing manifest", "forebay/commands/bench/load/routing.py"),
     SeedFeature(LOG, "a stack to watch", "forebay bench load watch"),
     SeedFeature(LOG, "settings from the environment", "process/settings/loading.py"),

@@ -1,7 +1,7 @@
 """Exhaustive check of what happens to the keys and objects of a deleted topic. One topic of one partition, at times half made.
 
-ORDER (docs/adr/0015): a creation reserves the name, puts the manifest OPEN if absent, then makes the topic active; a deletion marks
-the topic, makes the manifest a tombstone (also where there is none yet), then says in topic-ids that the id is deleted. A PURGE
+ORDER (docs/internals/adr/0015): a creation reserves the name, puts the manifest OPEN if absent, then makes the topic active; a deletion
+marks the topic, makes the manifest a tombstone (also where there is none yet), then says in topic-ids that the id is deleted. A PURGE
 follows: once topic-ids says "deleted", which stays true, or a list of topics/ that is newer than a key lacks its id, whatever is under the
 partition's prefixes may go, in any order and as often as it is found; the tombstone goes only if no put of an OPEN record can be under way
 any more.

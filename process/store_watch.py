@@ -1,5 +1,5 @@
 """Are the stores under a running broker still those of its cluster? Compared with what both bore at the start, since a bucket, a folder or
-a namespace may be put in the place of another while they are used (docs/adr/0020-whose-a-store-is.md).
+a namespace may be put in the place of another while they are used (docs/internals/adr/0020-whose-a-store-is.md).
 
 One GET of some 90 bytes and one read of the metadata store for a look. What a store does not answer says nothing of whose it is.
 """

@@ -79,7 +79,7 @@ OXIA: Final = Program(
     module="github.com/oxia-db/oxia",
     package="github.com/oxia-db/oxia/cmd",
     takes="about 3 minutes",
-    # A write takes its place in the shard's log and is put there in one step, as since 0.14.2 (docs/adr/0008-oxia-on-one-processor.md).
+    # A write takes its place in the shard's log and goes there in one step, as 0.14.2 (docs/internals/adr/0008-oxia-on-one-processor.md).
     fixes=(
         Fix(path=_APPEND, before="type leaderController struct {\n", after="type leaderController struct {\n\tappending sync.Mutex\n"),
         Fix(

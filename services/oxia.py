@@ -16,9 +16,9 @@ SHARDS: Final = 4
 NAMESPACE: Final = "default"
 ON_ONE_PROCESSOR: Final = {"GOMAXPROCS": "1"}
 """For the Oxia that is built here: 0.14.0 gives a write its place in a shard's log and puts it there in two steps. On several processors
-one of two writes at a time may overtake the other, and the shard takes no more writes until the server is started again (docs/adr/0008)."""
+one of two writes at a time may overtake the other, and the shard takes no writes until the server restarts (docs/internals/adr/0008)."""
 IMAGE: Final = "oxia/oxia:0.16.8"
-"""What runs in containers: newer than Go's module download can give (docs/adr/0014)."""
+"""What runs in containers: newer than Go's module download can give (docs/internals/adr/0014)."""
 _PORT_TRIES: Final = 5
 
 

@@ -89,7 +89,7 @@ def _count(text: str) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m sim", description="Seeds of the simulation (docs/simulation.md).")
+    parser = argparse.ArgumentParser(prog="python -m sim", description="Seeds of the simulation (docs/internals/simulation.md).")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="a range of seeds; the exit code says whether all were clean")
     replay = commands.add_parser("replay", help="one seed, with its trace on standard output")

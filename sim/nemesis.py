@@ -1,6 +1,6 @@
 """What happens to a cluster while its clients work. Every seed leaves some kinds out; in the end all is well again.
 
-In some seeds the metadata are put back to a copy of a random moment (docs/design/upkeep.md#metadata-that-went-back).
+In some seeds the metadata are put back to a copy of a random moment (docs/internals/design/upkeep.md#metadata-that-went-back).
 """
 
 import asyncio

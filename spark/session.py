@@ -2,8 +2,9 @@
 
 A failure to start is one sentence (`SparkUnavailable`) before a JVM is started. A program has one session at a time.
 
-`make jars` keeps the jars that Spark needs beside pyspark: its Kafka connector, Avro and Delta Lake (docs/adr/0023-spark-set.md). They are
-found here without Maven and without a network. services/jars.py fetches and names them; tests/spark/test_session.py compares the names.
+`make jars` keeps the jars that Spark needs beside pyspark: its Kafka connector, Avro and Delta Lake (docs/internals/adr/0023-spark-set.md).
+They are found here without Maven and without a network. services/jars.py fetches and names them;
+tests/spark/test_session.py compares the names.
 """
 
 import contextlib

@@ -105,7 +105,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--folder", type=Path, default=Path(tempfile.gettempdir()), help="keep the data of the targets here, which should be a disk"
     )
-    parser.add_argument("--docs", action="store_true", help="renew docs/performance.md, its chart and bench/results/beside.json, too")
+    parser.add_argument(
+        "--docs", action="store_true", help="renew docs/reference/benchmarks.md, its chart and bench/results/beside.json, too"
+    )
     given = parser.parse_args(arguments)
     if given.docs and importlib.util.find_spec("matplotlib") is None:
         parser.error("The chart is drawn by matplotlib, which is not installed: install `forebay[pipeline]`.")

@@ -11,7 +11,7 @@ from bench.beside.report import BesideReport
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 REPORT: Final = _ROOT / "bench" / "results" / "beside.json"
-PAGE: Final = _ROOT / "docs" / "performance.md"
+PAGE: Final = _ROOT / "docs" / "reference" / "benchmarks.md"
 CHART: Final = PAGE.with_name(CHART_NAME)
 
 

@@ -123,7 +123,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=RESULTS_FOLDER, metavar="FOLDER", help="write the JSON here (default bench/results/local)"
     )
-    parser.add_argument("--docs", action="store_true", help="renew docs/performance.md and bench/results/scale.json, too")
+    parser.add_argument("--docs", action="store_true", help="renew docs/reference/benchmarks.md and bench/results/scale.json, too")
     return parser.parse_args(arguments)
 
 

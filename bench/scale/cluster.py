@@ -102,8 +102,8 @@ class _Line:
 
 
 class DistantMetadata:
-    """One broker's client of the shared records. As the client of Oxia (docs/adr/0006), it has one write request per shard under way; what
-    arrives meanwhile travels in the next.
+    """One broker's client of the shared records. As the client of Oxia (docs/internals/adr/0006), it has one write request per shard under
+    way; what arrives meanwhile travels in the next.
     """
 
     def __init__(self, inner: MemoryMetadataStore, settings: ScaleSettings, counts: Counts, nursery: Nursery) -> None:

@@ -10,7 +10,7 @@ from bench.scale.report import ScaleReport
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 REPORT: Final = _ROOT / "bench" / "results" / "scale.json"
-PAGE: Final = _ROOT / "docs" / "performance.md"
+PAGE: Final = _ROOT / "docs" / "reference" / "benchmarks.md"
 
 
 def write_report(report: ScaleReport, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""The section of docs/performance.md that a report comes to. Pure."""
+"""The section of docs/reference/benchmarks.md that a report comes to. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final

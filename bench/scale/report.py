@@ -21,7 +21,7 @@ OXIA_PUTS_PER_S: Final = ((1, 7_000.0), (10, 34_000.0), (100, 86_000.0), (500, 1
 OXIA_KEY_READ_S: Final = (0.45e-3 - 0.23e-3) / 99
 """The time that each further key adds to a Read: a get takes 0.23 ms, 100 gets in one Read 0.45 ms."""
 GET_CPU_S: Final = ((64 * 2**10, 0.27 / 2_000), (4 * 2**20, 0.65 / 256))
-"""Bytes of a GET, and CPU seconds of obstore for it: measured with 2,000 of 64 KiB, and with ranges of 4 MiB (docs/performance.md)."""
+"""Bytes of a GET, and its CPU seconds in obstore: measured with 2,000 of 64 KiB, and ranges of 4 MiB (docs/reference/benchmarks.md)."""
 BROKERS_MIN: Final = 10
 BROKERS_MAX: Final = 10_000
 """Walls are looked for between these. A smaller cluster may be short of what a larger one has enough of: memory."""

@@ -3,8 +3,8 @@
 The broker with the greatest hash of a thing's name and its own id is picked. That needs nothing shared but the list of live brokers, and
 moves only what belonged to a broker that left, or belongs to one that came.
 
-docs/design/coordination.md#leaders-are-advice lists the strategies. Any broker serves any partition, so a leader is advice: it decides
-where clients connect to, never what is right.
+docs/internals/design/coordination.md#leaders-are-advice lists the strategies. Any broker serves any partition, so a leader is advice: it
+decides where clients connect to, never what is right.
 """
 
 from collections.abc import Callable, Collection, Sequence

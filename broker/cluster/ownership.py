@@ -1,4 +1,4 @@
-"""Which broker coordinates a slot: claims that go with a broker's registration (docs/design/coordination.md#slots).
+"""Which broker coordinates a slot: claims that go with a broker's registration (docs/internals/design/coordination.md#slots).
 
 A slot is claimed by its rendezvous winner among the brokers of the role `groups` when it is first asked for, so a cluster without groups
 has no claims; and given up when another broker has become the winner.

@@ -1,9 +1,9 @@
 """The life of a broker in its cluster: its id, its epoch, new ones when the session behind them is lost, and how it leaves.
 
 Without a registration a broker goes on serving: every commit is a CAS, and what was begun under the old epoch is settled under it
-(storage/log/commit.py). It only leads nothing for clients, as long as there are others (docs/design/coordination.md).
+(storage/log/commit.py). It only leads nothing for clients, as long as there are others (docs/internals/design/coordination.md).
 
-`Leaving` gets producers to leave a broker that drains before it closes their connections (docs/adr/0016-leaving-without-an-error.md).
+`Leaving` gets producers to leave a draining broker before it closes connections (docs/internals/adr/0016-leaving-without-an-error.md).
 """
 
 import asyncio

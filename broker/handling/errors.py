@@ -1,4 +1,4 @@
-"""What storage reports, in Kafka's error codes: the one table (docs/design/commit.md#what-clients-are-told). And a refusal as a value."""
+"""Kafka's codes of storage errors, in one table (docs/internals/design/commit.md#what-clients-are-told), and a refusal as a value."""
 
 from typing import Final, NamedTuple
 
@@ -26,7 +26,7 @@ WIRE_CODES: Final[dict[type[StorageError], ErrorCode]] = {
     Unavailable: ErrorCode.kafka_storage_error,
     EndsEarly: ErrorCode.kafka_storage_error,
     # Every client sends the batch again with its sequence. UNKNOWN_PRODUCER_ID and OUT_OF_ORDER_SEQUENCE_NUMBER make each of them begin
-    # again, fail the batch, or stop for good (docs/adr/0028-unknown-producers-begin-when-proved.md).
+    # again, fail the batch, or stop for good (docs/internals/adr/0028-unknown-producers-begin-when-proved.md).
     PredecessorMissing: ErrorCode.not_leader_or_follower,
     # The one error that says neither yes nor no: idempotent producers resend with the same sequence, others decide for themselves.
     OutcomeUnknown: ErrorCode.request_timed_out,

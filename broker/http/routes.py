@@ -422,7 +422,7 @@ def openapi(routes: Iterable[HttpRoute]) -> dict[str, Any]:
                 content[route.stream_in.media_type] = {"schema": _stream(route.stream_in, schema_of) | {"format": "binary"}}
             operation["requestBody"] = {"required": True, "content": content}
         paths.setdefault(route.path, {})[route.method.lower()] = operation
-    info = {"title": "Forebay", "version": forebay_version(), "description": "The log by HTTP: docs/http.md says the rest."}
+    info = {"title": "Forebay", "version": forebay_version(), "description": "The log by HTTP: docs/reference/http.md says the rest."}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": _for_generators(components)}}
 
 

@@ -1,4 +1,4 @@
-"""The one table of what is served. ApiVersions, dispatch, docs/protocol/support.md (tests/compat) and the tests are all read off it.
+"""The one table of what is served. ApiVersions, dispatch, docs/reference/apis.md (tests/compat) and the tests are all read off it.
 
 Minimums are Kafka 4's, with one exception: Produce is advertised from 0 and served from 3, as Kafka 4 does (KAFKA-18659),
 because librdkafka up to 2.11.0 stops compressing when the minimum is 3.

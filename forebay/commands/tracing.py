@@ -1,4 +1,4 @@
-"""Traces of offsets: topic → control → entry → object or segment → batch, the way a read takes (docs/design/reading.md), past every cache.
+"""Traces of offsets: topic → control → entry → object or segment → batch, as reads go (docs/internals/design/reading.md), past caches.
 
 `Tracer` only reads: no registration, no write, and a topic in deletion is left as it is. Brokers may go on appending meanwhile. Below the
 compaction cursor the way is entry → segment → block → batch, each step checked.

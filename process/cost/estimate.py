@@ -1,4 +1,4 @@
-"""A load → what a month of it costs. Pure; the formulas are in docs/cost.md.
+"""A load → what a month of it costs. Pure; the formulas are in docs/reference/cost.md.
 
 A month has 730 hours, and all bytes are those that producers send, compressed as they send them.
 """

@@ -1,4 +1,4 @@
-"""List prices of object stores, in dollars of the United States, and the file that changes them (docs/cost.md). Nothing here asks anybody.
+"""List prices of object stores, in US dollars, and the file that changes them (docs/reference/cost.md). Nothing here asks anybody.
 
 A file's store that has a built-in name begins with the built-in prices, and any other name begins with nothing.
 """

@@ -79,7 +79,7 @@ class KafkaSettings:
         Literal["crc", "full"],
         one_of("crc", "full"),
         "what is looked at before a batch is taken: its header and checksum; or every record too, as Apache Kafka does, which costs CPU "
-        "for each (docs/performance.md)",
+        "for each (docs/reference/benchmarks.md)",
     ] = "crc"
     max_request_bytes: Annotated[
         int,
@@ -310,7 +310,7 @@ class CompactorSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostSettings:
-    """Prices for what is shown of cost (docs/cost.md). They limit nothing."""
+    """Prices for what is shown of cost (docs/reference/cost.md). They limit nothing."""
 
     store: Annotated[
         str | None,

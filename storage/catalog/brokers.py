@@ -155,10 +155,10 @@ class Companions(Generic[B]):
 async def read_live(metadata: MetadataStore, session: Session, *, number: int) -> list[Record]:
     """The records of the registered brokers, by id: whoever registered before the call and is not among them, under that version, is gone.
 
-    A list from a deposed leader of the shard (docs/design/reading.md#reads-from-a-deposed-leader) lacks the brokers that registered since,
-    and whoever drops what they wrote takes living brokers for dead. So the reader first puts a witness, a key beside the brokers that
-    nobody has put before. It believes only a list that has the witness, and records that come with it from one server. What such a list
-    does not have stays gone: a registration that comes later has a higher version.
+    A list from a deposed leader of the shard (docs/internals/design/reading.md#reads-from-a-deposed-leader) lacks the brokers that
+    registered since, and whoever drops what they wrote takes living brokers for dead. So the reader first puts a witness, a key beside the
+    brokers that nobody has put before. It believes only a list that has the witness, and records that come with it from one server. What
+    such a list does not have stays gone: a registration that comes later has a higher version.
 
     `session` is the reader's own, and `number` one that it has not used before: the witness goes with the session if nobody can remove it.
     Raises `Unavailable`, also when the list is older than the call.

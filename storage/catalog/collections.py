@@ -1,4 +1,4 @@
-"""Metadata that are older than what the object store has seen (docs/design/upkeep.md#metadata-that-went-back).
+"""Metadata that are older than what the object store has seen (docs/internals/design/upkeep.md#metadata-that-went-back).
 
 Metadata that were put back to an older copy name objects that were deleted since, and do not name what was written since. Both stores
 hold a count of deletions, which the metadata get first; what the metadata lack of it shows that they are older:

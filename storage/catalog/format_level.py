@@ -1,4 +1,4 @@
-"""Raising the format level (docs/adr/0017-a-format-gate.md): announce, read the registered brokers, raise.
+"""Raising the format level (docs/internals/adr/0017-a-format-gate.md): announce, read the registered brokers, raise.
 
 A broker registers first and reads the level then, from a state that has its own record. The raiser announces first and then
 reads the registered brokers, with a witness. So either the raiser sees the broker, or the broker sees the announcement.

@@ -1,8 +1,8 @@
 """The identity of a cluster: its record, the marker of its object store, and the secret that its brokers share.
 
 The first broker writes the record, and with it the level of the formats. Both stores hold the cluster's id: the metadata store first, then
-the object store, before anything else of the cluster (docs/adr/0020-whose-a-store-is.md). So objects without an id are those of a release
-that put no marker, or not Forebay's. An id without metadata is another cluster's.
+the object store, before anything else of the cluster (docs/internals/adr/0020-whose-a-store-is.md). So objects without an id are those of a
+release that put no marker, or not Forebay's. An id without metadata is another cluster's.
 """
 
 import base64

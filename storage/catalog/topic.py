@@ -3,7 +3,7 @@
 llog/topics/{name}            the incarnation that has the name now: CREATING, ACTIVE or DELETING
 llog/topic-ids/{topic_id}     its name, from its activation on; after its deletion, that it is deleted and how many logs it had
 
-`TopicChanges` creates, grows, alters and deletes topics (docs/adr/0015-a-topic-id-lives-once.md). It creates the manifests of a
+`TopicChanges` creates, grows, alters and deletes topics (docs/internals/adr/0015-a-topic-id-lives-once.md). It creates the manifests of a
 topic's partitions with the topic, and turns them into tombstones with it.
 """
 

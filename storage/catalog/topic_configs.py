@@ -1,8 +1,8 @@
 """The topic configs of Apache Kafka 4: names, types, defaults, which values are accepted, and what they do here.
 
-The one table that CreateTopics, AlterConfigs, DescribeConfigs and docs/topic-configs.md are read off. A value is kept in the form Kafka
-would print it. What a broker does about it is the config's `ConfigEffect`: Connect, Streams and Schema Registry create compacted topics
-and give up if they cannot, so what is not enforced yet is accepted, and said to be so wherever it is described.
+The one table that CreateTopics, AlterConfigs, DescribeConfigs and docs/reference/topic-configs.md are read off. A value is kept in the form
+Kafka would print it. What a broker does about it is the config's `ConfigEffect`: Connect, Streams and Schema Registry create compacted
+topics and give up if they cannot, so what is not enforced yet is accepted, and said to be so wherever it is described.
 """
 
 import difflib

@@ -1,4 +1,4 @@
-"""Which formats a cluster may write, and what becomes of bytes that this release cannot decode (docs/adr/0017-a-format-gate.md).
+"""Which formats a cluster may write, and what becomes of bytes that this release cannot decode (docs/internals/adr/0017-a-format-gate.md).
 
 A release reads all format levels up to its own, LEVEL_MAX, and writes at the one in force, which the cluster's record says. So a release
 may bring new formats while brokers that do not know them still run; they are written once the level was raised.

@@ -169,7 +169,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unkno
 
     @property
     def rewritten(self) -> SegmentEntry | None:
-        """The merge under way: below the cursor it goes before `segment` and segments/ (docs/design/upkeep.md)."""
+        """The merge under way: below the cursor it goes before `segment` and segments/ (docs/internals/design/upkeep.md)."""
         return None if self.rewriting is msgspec.UNSET else self.rewriting
 
 

@@ -1,4 +1,4 @@
-"""The committer: the order of effects that makes batches visible (docs/design/commit.md). Offsets are born here.
+"""The committer: the order of effects that makes batches visible (docs/internals/design/commit.md). Offsets are born here.
 
     uploaded slices → open their commit queues → decide (pure) → ONE write per shard → applied?  tail, wake, ack
                            ↑                                      │
@@ -69,7 +69,7 @@ OP_OVERHEAD_BYTES: Final = 64
 
 
 class DeadWriters:
-    """Finds the entries of `writers` whose brokers are gone: those may be dropped, no others (docs/design/commit.md#unknown-outcomes).
+    """Finds entries of `writers` whose brokers are gone: only those may be dropped (docs/internals/design/commit.md#unknown-outcomes).
 
     An epoch is the version of a registration record. One that was read in a manifest and is not among those registered at a later
     moment is gone: versions are never reused. The order matters:

@@ -1,4 +1,4 @@
-"""The decision of a commit, pure: what becomes of each batch and of the manifest (docs/design/commit.md, I7).
+"""The decision of a commit, pure: what becomes of each batch and of the manifest (docs/internals/design/commit.md, I7).
 
 `decide` refuses or deduplicates batches. It computes everything again on every attempt, from the manifest that the attempt's CAS
 names. Rules for producers with sequences are Kafka's (KIP-98 and the idempotent producer of 1.0: the last five batches are remembered).
@@ -29,7 +29,7 @@ NOBODY: Mapping[int, PermittedStart] = MappingProxyType({})
 
 
 def drained(manifest: Manifest) -> IndexChunk:
-    """All that `manifest` has pending, which must be something, as ONE index chunk (docs/design/commit.md, I3).
+    """All that `manifest` has pending, which must be something, as ONE index chunk (docs/internals/design/commit.md, I3).
 
     The chunk may be put whatever becomes of the CAS beside it.
 
@@ -135,7 +135,7 @@ def decide(
     `lost`: the lowest sequence by producer that was answered with an error here. A producer that nobody knows may not begin behind it: it
     would take the place of what is sent again.
     `begin_at`: the epoch and highest sequence by producer with which it may begin though nobody knows it, because nothing of it can be on
-    its way before that (docs/adr/0028-unknown-producers-begin-when-proved.md). In Kafka every producer may begin with any.
+    its way before that (docs/internals/adr/0028-unknown-producers-begin-when-proved.md). In Kafka every producer may begin with any.
     `dead_writers`: broker epochs whose registration was seen gone after `manifest` was read; only they may be dropped from `writers`.
     `must_drain`: send the pending entries as a chunk though the ring is not full.
     """
@@ -325,7 +325,7 @@ def attempt_outcome(
     """The outcome of attempts without an answer, from the manifest as read since.
 
     `sent_version` is what the attempt expected. `may_be_dropped`: an entry of `epoch` may have been removed from `writers`.
-    docs/design/commit.md#unknown-outcomes says why this is all that can be known.
+    docs/internals/design/commit.md#unknown-outcomes says why this is all that can be known.
 
         the record read since                      fate         clients wait                  given up
         ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -32,7 +32,7 @@ DOUBT_EVERY_S: Final = 1.0
 class Proofs:
     """Proves that a manifest is the newest, before an answer that no retry heals.
 
-    docs/design/reading.md#reads-from-a-deposed-leader says why.
+    docs/internals/design/reading.md#reads-from-a-deposed-leader says why.
 
     A read may be answered by a deposed leader of the shard, from an older state: an offset behind an old end is out of range there, and a
     consumer that gets that answer begins again somewhere else. Only a write is judged by the leader of the day. So the record is put once

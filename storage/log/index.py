@@ -1,4 +1,4 @@
-"""Offset → entry (docs/design/reading.md): below the cursor `rewritten`, `segment`, else segments/; from it on `pending`, else index/ (I4).
+"""Offset → entry (docs/internals/design/reading.md): below the cursor `rewritten`, `segment` or segments/; else `pending` or index/ (I4).
 
 Entries are facts that never change, so a cached one is as good as a read one, until its object is found to be gone: then others have taken
 its place. An answer that does not cover the offset is no answer. `entry_pages` goes through all entries of a partition in order.

@@ -1,4 +1,4 @@
-"""Reading: tail cache, then block cache, then object store; whole batches, checked and stamped (docs/design/reading.md).
+"""Reading: tail cache, then block cache, then object store; whole batches, checked and stamped (docs/internals/design/reading.md).
 
 offset → entry (index) → window of its span (blocks) → scan → CRC of each batch → base offsets → bytes
 

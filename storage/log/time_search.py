@@ -1,4 +1,4 @@
-"""Offsets by time: entries carry timestamps, so they are searched first; then one object is looked into (docs/design/reading.md).
+"""Offsets by time: entries carry timestamps, so they are searched first; then one object is looked into (docs/internals/design/reading.md).
 
 Entries carry the running maximum of timestamps as well, so time is bisected as offsets are, as long as what was trimmed does not reach the
 time that is looked for. It is bisected in segments first, then in the entries above them: compaction may have corrected times of segments,

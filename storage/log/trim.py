@@ -1,4 +1,4 @@
-"""Trimming and fencing: changes of the manifest, by CAS, that append nothing (docs/design/upkeep.md, I5).
+"""Trimming and fencing: changes of the manifest, by CAS, that append nothing (docs/internals/design/upkeep.md, I5).
 
     read the manifest → decide (pure) → CAS → applied? take the new record over : read again
 

@@ -1,4 +1,4 @@
-"""Every key of the metadata store, in one place (docs/design/keys.md). Values: storage/formats.
+"""Every key of the metadata store, in one place (docs/internals/design/keys.md). Values: storage/formats.
 
     llog/cluster                                            cluster id, format level          put-if-absent, then CAS
     llog/topics/{name}                                      the topic                         CAS

@@ -1,4 +1,4 @@
-"""The metadata store: small versioned records, conditional writes, sessions and hints, as Oxia has them (docs/design/keys.md#the-port).
+"""The metadata store: small versioned records, conditional writes, sessions, hints, as in Oxia (docs/internals/design/keys.md#the-port).
 
 Keys are `/`-separated. A key lives on the shard of its partition key; all keys of one write are on one shard.
 A range stays under one parent: both bounds of every range are equal up to their last slash (`children_of` makes them), and so are a key

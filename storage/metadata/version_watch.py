@@ -1,4 +1,4 @@
-"""Metadata that went back: a put whose version is not above one that its shard gave before (docs/design/upkeep.md#metadata-that-went-back).
+"""Metadata that went back: a put whose version is not above its shard's last (docs/internals/design/upkeep.md#metadata-that-went-back).
 
 Versions of a shard grow with every put and are never used twice (port.py). So a put that was sent when version 90 was known, and got
 version 61, went to a store that was put back to an older state:

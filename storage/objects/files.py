@@ -2,8 +2,8 @@
 
 Objects are written once and read through a cache of our own, so the kernel's pages would be made, copied to and dropped for nothing: on a
 virtual machine that alone costs 1 to 2 CPU seconds per GiB, against 0.1 for O_DIRECT through one aligned buffer per thread
-(docs/adr/0005-unbuffered-files.md). A file system that does not know O_DIRECT is written and read the ordinary way; so are small bodies,
-for which a page or two is cheaper than a copy.
+(docs/internals/adr/0005-unbuffered-files.md). A file system that does not know O_DIRECT is written and read the ordinary way; so are small
+bodies, for which a page or two is cheaper than a copy.
 
 A temporary file has one name and one writer, who holds a lock on it (flock). The operating system drops the lock of a process that
 ends, however it ends, so a file whose lock can be taken has no writer: `Temporaries.sweep` needs no clock and no list of processes.

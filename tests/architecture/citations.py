@@ -72,14 +72,14 @@ def missing(path: Path, text: str, known: Known) -> Iterator[str]:
         if not any(fnmatchcase(variant, name) for variant in known.variants):
             yield f"model variant {name}"
     for name in _OUTSIDE_DESIGN.findall(text):
-        yield f"{name!r} (name the page and the section in docs/design)"
+        yield f"{name!r} (name the page and the section in docs/internals/design)"
 
 
 def _missing_path(root: Path, base: Path, cited: str) -> str | None:
     name, _, anchor = cited.partition("#")
     place = base / name if name else base
     if not place.exists():
-        if re.fullmatch(r"docs/adr/\d{4}", name) and list((root / "docs/adr").glob(f"{Path(name).name}-*.md")):
+        if re.fullmatch(r"docs/internals/adr/\d{4}", name) and list((root / "docs/internals/adr").glob(f"{Path(name).name}-*.md")):
             return None
         return cited
     if anchor and anchor not in anchors_of(place.read_text()):

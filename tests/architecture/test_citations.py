@@ -11,7 +11,7 @@ from model.variants import ALL
 from tests.architecture.citations import Known, anchors_of, missing
 
 ROOT: Final = Path(__file__).parents[2]
-PROMISES: Final = (ROOT / "docs/design/promises.md").read_text()
+PROMISES: Final = (ROOT / "docs/internals/design/promises.md").read_text()
 SUFFIXES: Final = {".py", ".md", ".toml", ".yml", ".sh"}
 NAMES: Final = {"Makefile", "Dockerfile", "run"}
 SAMPLES: Final = Path(__file__).relative_to(ROOT)
@@ -21,7 +21,7 @@ KNOWN: Final = Known(
     root=ROOT,
     invariants={int(number) for number in re.findall(r"^\| \*\*I(\d+)\*\* \|", PROMISES, re.MULTILINE)},
     promises={int(number) for number in re.findall(r"^(\d+)\. \*\*", PROMISES, re.MULTILINE)},
-    adrs={int(path.name[:4]): path.name for path in sorted((ROOT / "docs/adr").glob("[0-9]*.md"))},
+    adrs={int(path.name[:4]): path.name for path in sorted((ROOT / "docs/internals/adr").glob("[0-9]*.md"))},
     variants=tuple(ALL),
 )
 
@@ -62,20 +62,20 @@ def test_code_cites_the_design() -> None:
         page
         for path in files()
         if path.suffix == ".py" and path.parts[0] in {"broker", "storage", "sim", "forebay"}
-        for page in re.findall(r"docs/design/(\w+)\.md", (ROOT / path).read_text())
+        for page in re.findall(r"docs/internals/design/(\w+)\.md", (ROOT / path).read_text())
     }
 
-    assert cited == {path.stem for path in (ROOT / "docs/design").glob("*.md")} - {"README", "promises"}
+    assert cited == {path.stem for path in (ROOT / "docs/internals/design").glob("*.md")} - {"README", "promises"}
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("see docs/design/nowhere.md", "docs/design/nowhere.md"),
-        ("docs/design/commit.md#no-such-section.", "docs/design/commit.md#no-such-section"),
+        ("see docs/internals/design/nowhere.md", "docs/internals/design/nowhere.md"),
+        ("docs/internals/design/commit.md#no-such-section.", "docs/internals/design/commit.md#no-such-section"),
         ("`storage/log/nowhere.py`", "storage/log/nowhere.py"),
         ("`F-ack` and `G7`", "model variant G7"),
-        ("docs/adr/0099", "docs/adr/0099"),
+        ("docs/internals/adr/0099", "docs/internals/adr/0099"),
         ("(I13)", "I13"),
         ("Invariants I1 to I13", "I13"),
         ("I7 and I14", "I14"),
@@ -85,11 +85,11 @@ def test_code_cites_the_design() -> None:
         ("[F-nowhere]", "model variant F-nowhere"),
         ("the model `Q7`", "model variant Q7"),
         ("Forebay-nowhere*", "model variant Forebay-nowhere*"),
-        ("[commit](docs/design/commit.md#nowhere)", "docs/design/commit.md#nowhere"),
+        ("[commit](docs/internals/design/commit.md#nowhere)", "docs/internals/design/commit.md#nowhere"),
         ("[it](nowhere.md)", "nowhere.md"),
         ("[here](#nowhere)", "#nowhere"),
-        ("[ADR 2](docs/adr/0001-one-record-decides.md)", "[ADR 2] leads to docs/adr/0001-one-record-decides.md"),
-        ("DESIGN.md", "'DESIGN.md' (name the page and the section in docs/design)"),
+        ("[ADR 2](docs/internals/adr/0001-one-record-decides.md)", "[ADR 2] leads to docs/internals/adr/0001-one-record-decides.md"),
+        ("DESIGN.md", "'DESIGN.md' (name the page and the section in docs/internals/design)"),
     ],
 )
 def test_a_citation_of_what_is_not_there_is_found(text: str, problem: str) -> None:
@@ -100,7 +100,7 @@ def test_a_citation_of_what_is_not_there_is_found(text: str, problem: str) -> No
     "text",
     [
         "Page-aligned",
-        "docs/design/commit.md#unknown-outcomes, docs/adr/0009, docs/adr/, docs/operations.md.",
+        "docs/internals/design/commit.md#unknown-outcomes, docs/internals/adr/0009, docs/internals/adr/, docs/guides/operations.md.",
         "I1, I12 and I5; I1-I12; promises 1 and 5; ADR 0011, ADR 13.",
         "`Forebay-*` F-absent [F-page-key*] model `G0`",
         "[one](https://example.org/docs/nowhere.md) ![a picture](x.svg)",

@@ -1,4 +1,4 @@
-"""Every decision in docs/adr says when it was made, what its status is, and what was rejected."""
+"""Every decision in docs/internals/adr says when it was made, what its status is, and what was rejected."""
 
 import datetime
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from tests.architecture.citations import anchors_of
 
-FOLDER: Final = Path(__file__).parents[2] / "docs/adr"
+FOLDER: Final = Path(__file__).parents[2] / "docs/internals/adr"
 DECISIONS: Final = sorted(FOLDER.glob("[0-9]*.md"))
 STATUS: Final = re.compile(r"^Status: (?:accepted|rejected|superseded by \[ADR \d+\])", re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""The numbers that docs/design tells are those of the code."""
+"""The numbers that docs/internals/design tells are those of the code."""
 
 from pathlib import Path
 from typing import Final
@@ -29,7 +29,7 @@ from storage.log.limits import DEFAULT_LIMITS
 from storage.log.unknown_producers import PATIENCE_S as UNKNOWN_PATIENCE_S
 from storage.metadata.oxia.following import STREAMS_MAX
 
-PAGES: Final = Path(__file__).parents[2] / "docs/design"
+PAGES: Final = Path(__file__).parents[2] / "docs/internals/design"
 WORDS: Final = {3: "three", 4: "four", 5: "five", 8: "eight", 16: "sixteen"}
 TOLD: Final = [
     ("commit", f"`storage.flush_bytes`, {FlushSettings().bytes_max // MIB} MiB"),
@@ -76,5 +76,5 @@ def test_a_number_is_that_of_the_code(page: str, told: str) -> None:
 
 
 def test_numbers_that_are_told_in_words() -> None:
-    assert PRODUCER_EXPIRATION_MS == 86_400_000, "docs/design/commit.md and upkeep.md say a day"
-    assert TRUSTED_POLL_S == 1.0, "docs/design/reading.md says every second"
+    assert PRODUCER_EXPIRATION_MS == 86_400_000, "docs/internals/design/commit.md and upkeep.md say a day"
+    assert TRUSTED_POLL_S == 1.0, "docs/internals/design/reading.md says every second"

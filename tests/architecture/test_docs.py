@@ -56,7 +56,7 @@ def test_every_table_is_on_one_page() -> None:
 
 
 def test_every_topic_config_is_on_its_page_once() -> None:
-    text = (ROOT / "docs" / "topic-configs.md").read_text()
+    text = (ROOT / "docs" / "reference" / "topic-configs.md").read_text()
 
     assert len(TOPIC_CONFIGS) > 30
     assert [name for name in TOPIC_CONFIGS if text.count(f"| `{name}` |") != 1] == []
@@ -101,7 +101,7 @@ def test_every_metric_that_a_page_names_exists() -> None:
     known = {one.name for one in metrics()}
     found = {
         (page.name, name)
-        for page in sorted((ROOT / "docs").glob("*.md"))
+        for page in sorted(path for part in ("guides", "reference") for path in (ROOT / "docs" / part).glob("*.md"))
         for name in re.findall(r"`(forebay_[a-z0-9_]+)[`{]", page.read_text())
         if name not in known and re.sub(r"_(bucket|count|sum|total|info)$", "", name) not in known
     }
@@ -123,14 +123,14 @@ def test_the_parts_outside_the_marks_are_left_alone() -> None:
 
 
 TRANSCRIPTS = {
-    "docs/cli.md": "tests/integration/test_cli_page.py",
-    "docs/http.md": "tests/unit/broker/http/test_page.py",
-    "docs/formats/README.md": "tests/unit/forebay/commands/debug/test_format_examples.py",
-    "docs/operations.md": "tests/integration/test_doctor.py",
-    "docs/troubleshooting.md": "tests/integration/test_troubleshooting.py",
+    "docs/reference/cli.md": "tests/integration/test_cli_page.py",
+    "docs/reference/http.md": "tests/unit/broker/http/test_page.py",
+    "docs/internals/formats/README.md": "tests/unit/forebay/commands/debug/test_format_examples.py",
+    "docs/guides/operations.md": "tests/integration/test_doctor.py",
+    "docs/guides/troubleshooting.md": "tests/integration/test_troubleshooting.py",
 }
 """The test that runs what a page shows with a prompt before it, and compares."""
-REPLAYED_WHOLE = {"docs/cli.md", "docs/formats/README.md"}
+REPLAYED_WHOLE = {"docs/reference/cli.md", "docs/internals/formats/README.md"}
 
 
 def headings_of_transcripts(text: str) -> list[str]:

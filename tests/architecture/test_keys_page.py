@@ -1,4 +1,4 @@
-"""docs/design/keys.md lists every key that storage/metadata/keys.py makes, on the shard where it lies, and every name of an object."""
+"""docs/internals/design/keys.md lists every key of storage/metadata/keys.py, on the shard where it lies, and every name of an object."""
 
 import inspect
 import re
@@ -18,7 +18,7 @@ from storage.metadata.port import Key
 from storage.objects.port import PROBES, TEMPORARY_FOLDER
 from storage.vocabulary import ObjectId, PartitionId, TopicId
 
-PAGE: Final = (Path(__file__).parents[2] / "docs/design/keys.md").read_text()
+PAGE: Final = (Path(__file__).parents[2] / "docs/internals/design/keys.md").read_text()
 ROWS: Final[Mapping[str, str]] = dict(re.findall(r"^\| `(llog/[^`]+)` \| `([^`]+)` \|", PAGE, re.MULTILINE))
 OBJECT_NAMES: Final = re.findall(r"^\| `([^`]+)` \|", PAGE.split("## Object names")[1], re.MULTILINE)
 

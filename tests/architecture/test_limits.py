@@ -1,4 +1,4 @@
-"""docs/limits.md is true: its values are those of the code, its tests exist, and no bound is missing."""
+"""docs/reference/limits.md is true: its values are those of the code, its tests exist, and no bound is missing."""
 
 import ast
 import importlib
@@ -16,7 +16,7 @@ from storage.limits import FRAME_BYTES_MAX, WAL_OBJECT_BYTES_MAX
 from tests.architecture.trees import nodes_of, tree_of
 
 ROOT: Final = Path(__file__).parents[2]
-PAGE: Final = ROOT / "docs" / "limits.md"
+PAGE: Final = ROOT / "docs" / "reference" / "limits.md"
 BOUND: Final = re.compile(r"^([A-Z][A-Z_0-9]*_MAX)\b.*=", re.MULTILINE)
 FIELD: Final = re.compile(r"^    ([a-z][a-z_0-9]*_max): .*=", re.MULTILINE)
 LIMITS: Final = re.compile(r"^class (\w+Limits)\b.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
@@ -76,7 +76,7 @@ ELSEWHERE: Final = {
     "storage/verify/reading.py VerifyLimits.findings_kept_max": "findings that are listed; the others are counted by kind",
     "storage/verify/reading.py VerifyLimits.slices_kept_max": "headers that are not read again",
     # How a thing is done: whoever asks gets the same answer, in the same memory.
-    "broker/groups/coordinator.py GROUP_CHARS_SAID_MAX": "of a group's name in a line; docs/limits.md has the bound of all fields",
+    "broker/groups/coordinator.py GROUP_CHARS_SAID_MAX": "of a group's name in a line; docs/reference/limits.md bounds all fields",
     "broker/admission.py RANKED_MAX": "senders to evict that one look finds: the next finds the others",
     "broker/groups/group.py EXPIRED_TOGETHER_MAX": "what is left of a group goes with the next turn of the sweep",
     "broker/cluster/liveness.py ADDRESSES_MAX": "of a broker's own advertised name",
@@ -193,7 +193,7 @@ def forms(name: str, value: object) -> set[str]:
 
 
 def defaults() -> dict[str, str]:
-    """Of settings, as docs/operations.md writes them."""
+    """Of settings, as docs/guides/operations.md writes them."""
     table = [line.split(" | ") for line in settings_table().splitlines()]
     return {cells[0].strip("| `"): cells[2] for cells in table}
 
@@ -256,7 +256,7 @@ def test_every_bound_is_on_the_page_or_known_to_bound_no_client() -> None:
     named = {name for row in ROWS for name in row.names}
 
     assert len(there) > 100
-    assert sorted(there - named - ELSEWHERE.keys()) == [], "name them in docs/limits.md with a test, or here with a reason"
+    assert sorted(there - named - ELSEWHERE.keys()) == [], "name them in docs/reference/limits.md with a test, or here with a reason"
     assert sorted(ELSEWHERE.keys() - there) == [], "there is no such bound any more"
     assert sorted(ELSEWHERE.keys() & named) == [], "on the page, and said to bound nobody"
 
@@ -270,7 +270,7 @@ def test_settings_that_bound_something_are_on_the_page() -> None:
 
 
 def test_what_operations_says_of_limits_is_on_the_page() -> None:
-    section = (ROOT / "docs" / "operations.md").read_text().partition("\n## Limits\n")[2].partition("\n## ")[0]
+    section = (ROOT / "docs" / "guides" / "operations.md").read_text().partition("\n## Limits\n")[2].partition("\n## ")[0]
     cells = [line.strip("|").split(" | ")[1] for line in section.splitlines() if line.startswith("| ") and "---" not in line][1:]
     said = " ".join(f"{row.bound} {row.value} {' '.join(row.names)}" for row in ROWS)
 

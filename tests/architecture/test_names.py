@@ -12,7 +12,7 @@ ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("forebay", "sim", "broker", "compactor", "process", "storage", "runtime", "spark")
 GENERATED: Final = {"wire_pb2.py"}
 PUBLISHED: Final = {"forebay/log.py", "storage/record_values.py"}
-"""What programs of others import by these names (docs/adr/0030-two-modules-for-others.md): they see none of ours beside them."""
+"""What programs of others import by these names (docs/internals/adr/0030-two-modules-for-others.md): they see none of ours beside them."""
 
 
 def types_of(module: ast.Module) -> Iterator[str]:

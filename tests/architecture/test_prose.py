@@ -54,4 +54,4 @@ def test_what_is_no_plain_sentence_is_found(docstring: str) -> None:
 
 
 def test_names_in_backticks_and_anchors_are_not_words() -> None:
-    assert not faults_of(ast.parse('"""See `stands` and docs/design/commit.md#what-clients-are-told."""\n'))
+    assert not faults_of(ast.parse('"""See `stands` and docs/internals/design/commit.md#what-clients-are-told."""\n'))

@@ -1,4 +1,4 @@
-"""What the README says can be looked up: figures in docs/performance.md, numbers in the code, files, the drawing."""
+"""What the README says can be looked up: figures in docs/reference/benchmarks.md, numbers in the code, files, the drawing."""
 
 import re
 import runpy
@@ -10,7 +10,7 @@ from broker.protocol import apis
 
 ROOT: Final = Path(__file__).parents[2]
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
-DRAWING: Final = ROOT / "docs" / "drawings" / "architecture.py"
+DRAWING: Final = ROOT / "docs" / "internals" / "drawings" / "architecture.py"
 
 
 def test_the_drawing_is_what_its_script_draws() -> None:
@@ -34,7 +34,7 @@ def test_every_link_leads_to_a_file() -> None:
 
 
 def test_the_figures_are_those_of_the_performance_page() -> None:
-    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "benchmarks.md").read_text(encoding="utf-8")
     section = page[page.index("## On S3 and Oxia") : page.index("## Reading segments and compaction")]
     latency, cpu, puts = re.findall(r"^\| (?:produce latency at|CPU of the broker|PUT requests)[^|]*\| ([^|]+) \|$", README, re.MULTILINE)
 

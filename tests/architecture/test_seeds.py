@@ -1,4 +1,4 @@
-"""docs/seeds.md is true: what it names is there."""
+"""docs/internals/seeds.md is true: what it names is there."""
 
 from pathlib import Path
 from typing import Any
@@ -40,5 +40,5 @@ def test_what_is_nowhere_has_a_reason_and_no_feature_is_named_twice_of_a_system(
 
 
 def test_the_page_has_the_table() -> None:
-    text = (DOCS / "seeds.md").read_text()
+    text = (DOCS / "internals" / "seeds.md").read_text()
     assert renew_page(text) == text

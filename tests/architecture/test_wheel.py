@@ -1,4 +1,4 @@
-"""What is installed: the packages that the program imports and no others, each marked as ours (docs/adr/0021)."""
+"""What is installed: the packages that the program imports and no others, each marked as ours (docs/internals/adr/0021)."""
 
 import ast
 import tomllib

@@ -1,7 +1,7 @@
 """Memory in an outage: a store stops answering (SIGSTOP) while clients push as hard as they can, and send again what was refused.
 
-`storage.max_buffer_bytes`, `storage.cache_bytes`, `groups.memory_bytes` and a stated constant (docs/operations.md) bound the broker's
-resident memory all the time.
+`storage.max_buffer_bytes`, `storage.cache_bytes`, `groups.memory_bytes` and a stated constant (docs/guides/operations.md) bound the
+broker's resident memory all the time.
 """
 
 import math

@@ -1,7 +1,7 @@
 """`python -m tests.compat [CLIENT …] [--against forebay|roles|kafka] [--no-write] [--page]`: real clients against a real broker.
 
 Prints a line for each client and each difference. A client that played against Forebay as it was to gets its results/CLIENT.json
-written, and docs/protocol/support.md is renewed. Exit code 1 when anything differed.
+written, and docs/reference/apis.md is renewed. Exit code 1 when anything differed.
 """
 
 import argparse
@@ -81,8 +81,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("clients", nargs="*", metavar="CLIENT", help="folders below tests/compat (default: all)")
     parser.add_argument("--against", choices=("forebay", "roles", "kafka"), default="forebay")
-    parser.add_argument("--no-write", action="store_true", help="leave results/ and docs/protocol/support.md as they are")
-    parser.add_argument("--page", action="store_true", help="only renew docs/protocol/support.md from results/")
+    parser.add_argument("--no-write", action="store_true", help="leave results/ and docs/reference/apis.md as they are")
+    parser.add_argument("--page", action="store_true", help="only renew docs/reference/apis.md from results/")
     return parser.parse_args(arguments)
 
 

@@ -1,4 +1,4 @@
-"""What clients were seen to use: results/CLIENT.json, written by a run that went well, committed, shown in docs/protocol/support.md."""
+"""What clients were seen to use: results/CLIENT.json, written by a run that went well, committed, shown in docs/reference/apis.md."""
 
 import json
 from collections.abc import Iterable, Mapping

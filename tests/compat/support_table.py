@@ -1,4 +1,4 @@
-"""docs/protocol/support.md: what broker/protocol/apis.py serves, and which clients were seen to use it.
+"""docs/reference/apis.md: what broker/protocol/apis.py serves, and which clients were seen to use it.
 
 `python -m tests.compat --page` renews it.
 """
@@ -10,7 +10,7 @@ from typing import Final
 from broker.protocol.apis import APIS, Api
 from tests.compat.results import Result
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "protocol" / "support.md"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "reference" / "apis.md"
 
 _BEFORE: Final = """\
 # Kafka APIs that Forebay serves

@@ -1,4 +1,4 @@
-"""Real clients play the scenario of README.md against a real broker, and use the APIs that docs/protocol/support.md says they use.
+"""Real clients play the scenario of README.md against a real broker, and use the APIs that docs/reference/apis.md says they use.
 
 Which versions a client sends is settled by what it is and by what ApiVersions offers; which APIs, by the steps. Three things see to it that
 no API depends on luck: no step ends before the answer it waits for; in `group_of_two` the first member hears of the second by Heartbeat

@@ -1,4 +1,4 @@
-"""The transcripts of docs/cli.md are run again, beside a broker that serves."""
+"""The transcripts of docs/reference/cli.md are run again, beside a broker that serves."""
 
 import contextlib
 import re
@@ -14,7 +14,7 @@ from forebay.cli import application
 from tests.integration.command_line import ANSWER_WITHIN_S, answered, environment, following, interrupted, soon
 from tests.kit.serving import ROOT, Served, serving
 
-PAGE = ROOT / "docs" / "cli.md"
+PAGE = ROOT / "docs" / "reference" / "cli.md"
 PRINTED = re.compile(r"printf '([^']*)' \| (.*)")
 MASKS = (
     (re.compile(r"(?<=\"timestamp_ms\":)\d{13}\b|\b\d{4}-\d\d-\d\dT[\d:.]+Z"), "<time>"),

@@ -1,4 +1,4 @@
-"""What docs/troubleshooting.md shows is what happens: its transcripts are run again, beside clients that lose nothing."""
+"""What docs/guides/troubleshooting.md shows is what happens: its transcripts are run again, beside clients that lose nothing."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from tests.integration.command_line import following, forebay, interrupted, soon
 from tests.integration.transcripts import Shell, part
 from tests.kit.serving import HOST, IN_OBJECTS, ROOT, Served, serving
 
-PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "troubleshooting.md").read_text()
 WITHIN_S = 60.0
 PRODUCE_EVERY_S = 0.1
 UNANSWERED_MAX = 5

@@ -1,4 +1,4 @@
-"""The official client of Oxia, `oxia` 0.2.1 (docs/adr/0006), without its first race.
+"""The official client of Oxia, `oxia` 0.2.1 (docs/internals/adr/0006), without its first race.
 
 Its thread uses what its constructor makes only after it started the thread: an answer that comes at once ends the thread, and the
 constructor waits for 30 s and fails.

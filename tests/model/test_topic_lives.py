@@ -1,4 +1,4 @@
-"""Creating, growing and deleting topics: every fault and interleaving within bounds (docs/adr/0015-a-topic-id-lives-once.md)."""
+"""Creating, growing and deleting topics: every fault and interleaving within bounds (docs/internals/adr/0015-a-topic-id-lives-once.md)."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Collectors that are wrong on purpose: one function per guard of docs/design/upkeep.md, "Several collectors"."""
+"""Collectors that are wrong on purpose: one function per guard of docs/internals/design/upkeep.md, "Several collectors"."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Compactors, and readers of what they made, that are wrong on purpose: one function per guard of docs/design/upkeep.md."""
+"""Compactors, and readers of what they made, that are wrong on purpose: one function per guard of docs/internals/design/upkeep.md."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

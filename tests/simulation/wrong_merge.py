@@ -1,4 +1,4 @@
-"""Merges that are wrong on purpose: one function per guard of docs/design/upkeep.md#merging, named after the model's variants."""
+"""Merges that are wrong on purpose: one function per guard of docs/internals/design/upkeep.md#merging, named after the model's variants."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Purges that are wrong on purpose: one function per guard of docs/design/upkeep.md#purging-deleted-topics."""
+"""Purges that are wrong on purpose: one function per guard of docs/internals/design/upkeep.md#purging-deleted-topics."""
 
 import asyncio
 import contextlib

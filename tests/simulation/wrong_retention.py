@@ -1,4 +1,4 @@
-"""Retention that is wrong on purpose: one function per rule of docs/design/upkeep.md#retention and #tidying."""
+"""Retention that is wrong on purpose: one function per rule of docs/internals/design/upkeep.md#retention and #tidying."""
 
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Sequence

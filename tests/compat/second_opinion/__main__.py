@@ -1,6 +1,6 @@
 """Ask Apache Kafka and Forebay the same: `python -m tests.compat.second_opinion`, behind `make second-opinion`.
 
-Records Kafka's answers, renews docs/protocol/deviations.md, and says what differs without an explanation (exit code 1).
+Records Kafka's answers, renews docs/reference/deviations.md, and says what differs without an explanation (exit code 1).
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The table of docs/protocol/deviations.md: every deviation with what both brokers answer."""
+"""The table of docs/reference/deviations.md: every deviation with what both brokers answer."""
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Final
 from tests.compat.second_opinion.deviations import DEVIATIONS, Deviation, explanation
 from tests.compat.second_opinion.differences import Difference
 
-PAGE: Final = Path(__file__).parents[3] / "docs" / "protocol" / "deviations.md"
+PAGE: Final = Path(__file__).parents[3] / "docs" / "reference" / "deviations.md"
 BEGIN: Final = "<!-- generated: deviations -->"
 END: Final = "<!-- end -->"
 _ANSWER_MAX: Final = 60

@@ -1,4 +1,4 @@
-"""What services/oxia.py starts bears what every cluster does: writes to one shard from several clients at a time (docs/adr/0008)."""
+"""services/oxia.py starts an Oxia that bears writes to one shard from several clients at a time (docs/internals/adr/0008)."""
 
 import asyncio
 

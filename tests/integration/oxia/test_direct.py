@@ -1,4 +1,4 @@
-"""Small requests over a connection of our own, beside gRPC's (docs/adr/0026): to a played node, through a relay that tells them apart."""
+"""Small requests over a connection of our own, beside gRPC's (docs/internals/adr/0026): to a played node, by a relay that can tell."""
 
 import asyncio
 import contextlib

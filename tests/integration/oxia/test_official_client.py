@@ -1,4 +1,4 @@
-"""Our client beside the official one, `oxia` 0.2.1 (docs/adr/0006): the same records on one shard, and what it does on four."""
+"""Our client beside the official one, `oxia` 0.2.1 (docs/internals/adr/0006): the same records on one shard, and what it does on four."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -72,7 +72,7 @@ async def test_session_ids_are_unique_over_all_stores(server: OxiaServer) -> Non
 
 async def test_a_session_that_could_not_be_kept_alive_is_lost_here_before_it_ends_there(server: OxiaServer) -> None:
     """What keeps it alive is held back, rather than the server paused: two keep-alives that wait for a server when a session expires
-    there can keep it from ending, ever (docs/adr/0014).
+    there can keep it from ending, ever (docs/internals/adr/0014).
     """
     async with oxia_proxy(server.address) as proxy, opened(f"oxia://{proxy.address}/default") as store, opened(server.url) as witness:
         (key, *others) = on_every_shard(store, shards=SHARDS)

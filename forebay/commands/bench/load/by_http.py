@@ -1,4 +1,4 @@
-"""Producers and consumers of a load over the HTTP API (docs/http.md). Requests block, in threads of their own where several are open."""
+"""Producers and consumers of a load over the HTTP API (docs/reference/http.md). Requests block; several open ones have a thread each."""
 
 import base64
 import contextlib

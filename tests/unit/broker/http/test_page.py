@@ -1,4 +1,4 @@
-"""docs/http.md is true: its commands are run."""
+"""docs/reference/http.md is true: its commands are run."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.kit.http_asking import Http
 
-PAGE = Path(__file__).parents[4] / "docs" / "http.md"
+PAGE = Path(__file__).parents[4] / "docs" / "reference" / "http.md"
 
 
 def commands(heading: str) -> list[list[str]]:

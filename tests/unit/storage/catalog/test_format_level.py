@@ -1,4 +1,4 @@
-"""The format gate: old, old -> old, new -> new, new -> raised -> old is refused (docs/adr/0017-a-format-gate.md)."""
+"""The format gate: old, old -> old, new -> new, new -> raised -> old is refused (docs/internals/adr/0017-a-format-gate.md)."""
 
 import asyncio
 import contextlib

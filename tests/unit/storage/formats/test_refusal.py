@@ -238,7 +238,7 @@ def test_the_level_of_this_release_names_the_formats_that_are_written() -> None:
 
 
 def test_the_page_has_the_levels_of_the_code() -> None:
-    page = (Path(__file__).parents[4] / "docs/formats/README.md").read_text()
+    page = (Path(__file__).parents[4] / "docs/internals/formats/README.md").read_text()
     table = page[page.index("| level | brings |") :].partition("\n\n")[0]
     header, _, *rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()]
 

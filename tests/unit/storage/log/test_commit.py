@@ -1,4 +1,4 @@
-"""The commit protocol under lost requests, lost replies and other brokers (docs/design/commit.md; names of model variants in brackets)."""
+"""The commit protocol under lost requests, lost replies and other brokers (docs/internals/design/commit.md; model variants in brackets)."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Reads may be answered by a node that was leader of the shard (docs/design/reading.md#reads-from-a-deposed-leader).
+"""Reads may be answered by a node that was leader of the shard (docs/internals/design/reading.md#reads-from-a-deposed-leader).
 
 Nothing that cannot be mended rests on one."""
 

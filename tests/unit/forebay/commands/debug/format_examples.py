@@ -1,4 +1,4 @@
-"""The examples of docs/formats, made by the code that writes the real thing.
+"""The examples of docs/internals/formats, made by the code that writes the real thing.
 
 `python -m tests.unit.forebay.commands.debug.format_examples` renews them in the pages; a test compares.
 
@@ -51,7 +51,7 @@ from storage.recordbatch import HEADER_BYTES, parse_header, restamp
 from storage.vocabulary import ObjectId, PartitionId
 from tests.kit.record_batches import record_batch
 
-PAGES: Final = Path(__file__).parents[5] / "docs" / "formats"
+PAGES: Final = Path(__file__).parents[5] / "docs" / "internals" / "formats"
 TOPIC: Final = "orders"
 GROUP: Final = "baristas"
 SUBSCRIPTION: Final = b"\x00\x01\x00\x00\x00\x01\x00\x06orders\xff\xff\xff\xff"

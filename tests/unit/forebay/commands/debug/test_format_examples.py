@@ -1,4 +1,4 @@
-"""docs/formats shows what the code writes."""
+"""docs/internals/formats shows what the code writes."""
 
 import asyncio
 import re
@@ -9,7 +9,7 @@ from storage.formats import manifest, segment, wal
 from storage.formats.wal import decode_header
 from tests.unit.forebay.commands.debug.format_examples import PAGES, Example, make, object_text, record_text, renewed, segment_text, texts
 
-ROOT = PAGES.parents[1]
+ROOT = PAGES.parents[2]
 RENEW = "run `python -m tests.unit.forebay.commands.debug.format_examples`"
 
 

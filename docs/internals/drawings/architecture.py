@@ -1,4 +1,4 @@
-"""Draws architecture.svg beside it: `python docs/drawings/architecture.py`. A test compares the file with what this draws.
+"""Draws architecture.svg beside it: `python docs/internals/drawings/architecture.py`. A test compares the file with what this draws.
 
 The page behind the drawing may be light or dark, so the drawing has a background of its own.
 """
