@@ -29,7 +29,8 @@ _PART: Final = re.compile(r"<!-- generated: ([^>]+) -->\n.*?<!-- end -->", re.DO
 DOCS: Final = Path(__file__).parent.parent / "docs"
 
 PAGES: Final = (
-    DOCS / "guides" / "operations.md",
+    DOCS / "reference" / "settings.md",
+    DOCS / "reference" / "metrics.md",
     DOCS / "guides" / "monitor.md",
     DOCS / "reference" / "topic-configs.md",
     DOCS / "internals" / "seeds.md",

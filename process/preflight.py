@@ -71,7 +71,7 @@ def memory_budgets(settings: Settings) -> dict[str, int]:
 
 
 def memory_bytes_max(settings: Settings, *, connections: int | None = None) -> int:
-    """The most that a broker takes with that many connections (docs/guides/operations.md, "Memory"); None: with all there may be."""
+    """The most that a broker takes with that many connections (docs/guides/size-and-cost.md, "Memory"); None: with all there may be."""
     open_max = settings.kafka.max_connections if connections is None else connections
     return sum(memory_budgets(settings).values()) + PROCESS_BYTES + open_max * CONNECTION_BYTES
 

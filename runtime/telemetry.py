@@ -49,7 +49,7 @@ def run_token() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric's name (with its unit), what it says, and its labels. docs/guides/operations.md lists all of them; a test compares.
+    """A metric's name (with its unit), what it says, and its labels. docs/reference/metrics.md lists all of them; a test compares.
 
     `aggregation`: what several processes have of it together. A gauge says it; counters and histograms are summed.
     """

@@ -1,4 +1,4 @@
-"""Sends clients to other brokers: by roles (`broker.roles`, docs/guides/operations.md#roles), and by zones.
+"""Sends clients to other brokers: by roles (`broker.roles`, docs/guides/deploy.md#roles), and by zones.
 
 A broker is asked for what its roles leave to others by clients whose metadata are old, or that ignore them. Producers and readers are sent
 on as Kafka's brokers do it, in ways that clients answer by asking for metadata, or by going to the broker that was named; or they are

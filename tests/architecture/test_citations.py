@@ -100,7 +100,7 @@ def test_a_citation_of_what_is_not_there_is_found(text: str, problem: str) -> No
     "text",
     [
         "Page-aligned",
-        "docs/internals/design/commit.md#unknown-outcomes, docs/internals/adr/0009, docs/internals/adr/, docs/guides/operations.md.",
+        "docs/internals/design/commit.md#unknown-outcomes, docs/internals/adr/0009, docs/internals/adr/, docs/guides/deploy.md.",
         "I1, I12 and I5; I1-I12; promises 1 and 5; ADR 0011, ADR 13.",
         "`Forebay-*` F-absent [F-page-key*] model `G0`",
         "[one](https://example.org/docs/nowhere.md) ![a picture](x.svg)",

@@ -23,7 +23,7 @@ BROKERS: Final = ("broker-1", "broker-2", "broker-3")
 OXIA_PORT: Final = 6648
 S3_PORT: Final = 8333
 ENDS_AFTER_S: Final = 30
-"""What docs/guides/operations.md ("Stopping") adds to the settings."""
+"""What docs/guides/deploy.md ("Stopping") adds to the settings."""
 
 _PINNED: Final = re.compile(r"[\w./-]+:v?\d+\.\d+(\.\d+)?(-[\w.-]+)?(@sha256:[0-9a-f]{64})?")
 

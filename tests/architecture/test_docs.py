@@ -126,7 +126,7 @@ TRANSCRIPTS = {
     "docs/reference/cli.md": "tests/integration/test_cli_page.py",
     "docs/reference/http.md": "tests/unit/broker/http/test_page.py",
     "docs/internals/formats/README.md": "tests/unit/forebay/commands/debug/test_format_examples.py",
-    "docs/guides/operations.md": "tests/integration/test_doctor.py",
+    "docs/guides/doctor.md": "tests/integration/test_doctor.py",
     "docs/guides/troubleshooting.md": "tests/integration/test_troubleshooting.py",
 }
 """The test that runs what a page shows with a prompt before it, and compares."""

@@ -193,7 +193,7 @@ def forms(name: str, value: object) -> set[str]:
 
 
 def defaults() -> dict[str, str]:
-    """Of settings, as docs/guides/operations.md writes them."""
+    """Of settings, as docs/reference/settings.md writes them."""
     table = [line.split(" | ") for line in settings_table().splitlines()]
     return {cells[0].strip("| `"): cells[2] for cells in table}
 
@@ -269,8 +269,8 @@ def test_settings_that_bound_something_are_on_the_page() -> None:
     assert sorted(bounding - named) == []
 
 
-def test_what_operations_says_of_limits_is_on_the_page() -> None:
-    section = (ROOT / "docs" / "guides" / "operations.md").read_text().partition("\n## Limits\n")[2].partition("\n## ")[0]
+def test_the_limits_that_clients_meet_first_are_those_of_the_rows() -> None:
+    section = PAGE.read_text().partition("\n## Limits that clients meet first\n")[2].partition("\n## ")[0]
     cells = [line.strip("|").split(" | ")[1] for line in section.splitlines() if line.startswith("| ") and "---" not in line][1:]
     said = " ".join(f"{row.bound} {row.value} {' '.join(row.names)}" for row in ROWS)
 

@@ -1,6 +1,6 @@
 """Memory in an outage: a store stops answering (SIGSTOP) while clients push as hard as they can, and send again what was refused.
 
-`storage.max_buffer_bytes`, `storage.cache_bytes`, `groups.memory_bytes` and a stated constant (docs/guides/operations.md) bound the
+`storage.max_buffer_bytes`, `storage.cache_bytes`, `groups.memory_bytes` and a stated constant (docs/guides/size-and-cost.md) bound the
 broker's resident memory all the time.
 """
 

@@ -180,7 +180,7 @@ MASKS = (
 
 def test_the_transcript_of_the_page_is_what_doctor_writes(tmp_path: Path) -> None:
     kafka_port, http_port = free_port(), free_port()
-    text = part((ROOT / "docs" / "guides" / "operations.md").read_text(), "Before you call for help: forebay doctor")
+    text = part((ROOT / "docs" / "guides" / "doctor.md").read_text(), "Before you call for help: forebay doctor")
     (_, settings), *_ = commands(text)
     with Shell(tmp_path, {"/srv": str(tmp_path), ":9092": f":{kafka_port}", ":8070": f":{http_port}"}, masks=MASKS) as shell:
         (tmp_path / "forebay.yaml").write_text(settings.replace(":9092", f":{kafka_port}").replace(":8070", f":{http_port}"))

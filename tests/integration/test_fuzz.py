@@ -35,7 +35,7 @@ SETTINGS = {
 }
 CONNECTIONS_OPEN = 64
 RSS_BYTES_MAX = 32 * MIB + 32 * MIB + 192 * MIB + CONNECTIONS_OPEN * 64 * KIB
-"""As docs/guides/operations.md promises of these settings."""
+"""As docs/reference/settings.md promises of these settings."""
 P99_S = 0.1
 MACHINE = 8
 """A machine that is busy with other things delays who works by so much more than who rests."""

@@ -80,7 +80,7 @@ def losses_in_log(served: Served) -> list[object]:
 
 
 def saved(served: Served, name: str, folder: Path) -> Path:
-    """As docs/guides/operations.md says."""
+    """As docs/guides/backup.md says."""
     for descriptor in Path(f"/proc/{served.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
             if str(descriptor.readlink()).endswith(f"/{name} (deleted)"):

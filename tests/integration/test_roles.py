@@ -1,4 +1,4 @@
-"""Brokers that leave some roles to others: where clients go, their refusals, and who stands in (docs/guides/operations.md#roles)."""
+"""Brokers that leave some roles to others: where clients go, their refusals, and who stands in (docs/guides/deploy.md#roles)."""
 
 import asyncio
 import itertools

@@ -65,7 +65,7 @@ LOOK_EVERY_S: Final = 0.5
 """At the files, when there is no traffic; and the longest time until the log and /readyz tell what traffic has found."""
 LOST_EFFECT: Final = "no write is taken or acknowledged any more, and nothing is read"
 LOST_FIX: Final = (
-    "before you stop this process copy the file from /proc/PID/fd (docs/guides/operations.md, 'When the metadata file is lost'); "
+    "before you stop this process copy the file from /proc/PID/fd (docs/guides/backup.md, 'When the metadata file is lost'); "
     "put it, or a copy of your own, back under its name, and start again"
 )
 

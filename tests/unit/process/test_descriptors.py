@@ -114,7 +114,7 @@ def test_a_limit_that_leaves_no_connection_ends_the_start(monkeypatch: pytest.Mo
 
 
 def test_the_page_states_the_reserve() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "guides" / "operations.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "deploy.md").read_text()
 
     assert f"{RESERVED} descriptors" in page
     assert f"{RESERVED + RESERVED_FOR_REMOTE_STORES} with S3 or Oxia" in page
