@@ -161,7 +161,7 @@ def quoted(cell: str) -> tuple[str, ...]:
 
 def rows() -> list[Row]:
     found = []
-    for line in PAGE.read_text().splitlines():
+    for line in PAGE.read_text().partition("\n## One request\n")[2].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if line.startswith("| ") and cells[0] != "Bound":
             assert len(cells) == 5, line
