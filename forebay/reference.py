@@ -163,7 +163,13 @@ def settings_table() -> str:
 
 def metrics_table() -> str:
     rows = [
-        (f"`{one.name}`", ", ".join(f"`{label}`" for label in one.labels), one.aggregation or "sum", one.documentation) for one in metrics()
+        (
+            f"`{one.name}`",
+            ", ".join(f"`{label}`" for label in one.labels),
+            one.aggregation or "sum",
+            f"{one.documentation}{f' (also as `{one.former_name}` until 0.2)' if one.former_name else ''}",
+        )
+        for one in metrics()
     ]
     return _table(("Metric", "Labels", "Of several processes", "What it says"), rows)
 

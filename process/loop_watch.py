@@ -48,10 +48,11 @@ WORSE: Final = 1.25
 """Within SAID_EVERY_S of a line, another follows only if the loop was held this many times as long."""
 END_WITHIN_S: Final = 5.0
 HELD: Final = Metric(
-    "forebay_event_loop_held_seconds",
+    "forebay_event_loop_blocked_seconds",
     "Turns of the event loop that took long, by what they were for: all above 150 ms, some from 50 ms on, without waits for a processor",
     ("api",),
     (0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+    former_name="forebay_event_loop_held_seconds",
 )
 
 log = structlog.get_logger("loop")
@@ -197,7 +198,8 @@ class LoopWatch:
             self._unsaid += 1
             return
         log.warning(
-            "event_loop_held",
+            "event_loop_blocked",
+            former_event="event_loop_held",
             seconds=round(held.held_s, 3),
             api=found.api,
             late_seconds=round(held.late_s, 3),

@@ -52,6 +52,7 @@ class Metric:
     """A metric's name (with its unit), what it says, and its labels. docs/reference/metrics.md lists all of them; a test compares.
 
     `aggregation`: what several processes have of it together. A gauge says it; counters and histograms are summed.
+    `former_name`: the name before the last release, under which a page shows the same series once more until the next one.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Metric:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = SECONDS_BUCKETS
     aggregation: Aggregation | None = None
+    former_name: str = ""
 
     def family(self, labels: Sequence[str] | None = None) -> CounterMetricFamily | GaugeMetricFamily:
         """No series yet, of a gauge if it has an aggregation, else of a counter. `labels`: others than its own."""
@@ -91,11 +93,22 @@ class Children(dict[K, V]):
 
 
 class Registry(CollectorRegistry):
-    """Also says how many series there are, and ends after SERIES_MAX of them."""
+    """Also says how many series there are, ends after SERIES_MAX of them, and repeats those of a metric with a former name under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.renamed: dict[str, tuple[str, str]] = {}
+        """By the name of a family: its name as it was declared, and the former one."""
+
+    def _families(self) -> Iterator[Family]:
+        for family in super().collect():
+            yield family
+            if names := self.renamed.get(family.name):
+                yield _under_former_name(family, *names)
 
     def collect(self) -> Iterator[Family]:
         series = 1
-        for family in super().collect():
+        for family in self._families():
             room = max(0, SERIES_MAX - series)
             series += len(family.samples)
             if family.samples and not room:
@@ -106,6 +119,14 @@ class Registry(CollectorRegistry):
         own = METRICS_SERIES.family()
         own.add_metric((), series)
         yield own
+
+
+def _under_former_name(family: Family, name: str, former: str) -> Family:
+    ending = name.removeprefix(family.name)
+    before = former.removesuffix(ending)
+    copy = Family(before, f"Former name of {name}", family.type)
+    copy.samples = [sample._replace(name=before + sample.name.removeprefix(family.name)) for sample in family.samples]
+    return copy
 
 
 class Telemetry:
@@ -120,6 +141,7 @@ class Telemetry:
     def counter(self, metric: Metric) -> Counter:
         made = self._made.get(metric.name)
         if made is None:
+            self._note_former_name(metric, metric.name.removesuffix("_total"))
             made = self._made[metric.name] = Counter(metric.name, metric.documentation, metric.labels, registry=self.registry)
         assert isinstance(made, Counter), f"declared twice with different kinds: {metric.name}"
         return made
@@ -128,6 +150,7 @@ class Telemetry:
         made = self._made.get(metric.name)
         if made is None:
             assert metric.aggregation is not None, f"a gauge without an aggregation: {metric.name}"
+            self._note_former_name(metric, metric.name)
             made = self._made[metric.name] = Gauge(metric.name, metric.documentation, metric.labels, registry=self.registry)
         assert isinstance(made, Gauge), f"declared twice with different kinds: {metric.name}"
         return made
@@ -135,6 +158,7 @@ class Telemetry:
     def histogram(self, metric: Metric) -> Histogram:
         made = self._made.get(metric.name)
         if made is None:
+            self._note_former_name(metric, metric.name)
             made = self._made[metric.name] = Histogram(
                 metric.name, metric.documentation, metric.labels, registry=self.registry, buckets=metric.buckets
             )
@@ -146,7 +170,12 @@ class Telemetry:
         aggregation, else a counter. `labels`: others than the metric's.
         """
         assert metric.name not in self._made, f"declared twice: {metric.name}"
+        self._note_former_name(metric, metric.family().name)
         self.registry.register(_Table(metric, rows, labels))
+
+    def _note_former_name(self, metric: Metric, family_name: str) -> None:
+        if metric.former_name:
+            self.registry.renamed[family_name] = metric.name, metric.former_name
 
 
 class _Table:

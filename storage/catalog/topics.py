@@ -86,7 +86,7 @@ class Silence:
         self._until_s = self._clock.monotonic_s() + SILENT_FOR_S
         if not self._has_fallen.is_set():
             self._has_fallen.set()
-            _log.warning("catalog_silent", cause=cause)
+            _log.warning("catalog_unavailable", former_event="catalog_silent", cause=cause)
 
     def note_answer(self) -> None:
         """A read had an answer."""

@@ -60,11 +60,17 @@ LOOKED_AT_MAX: Final = 8
 GONE_LOOKED_FOR_EVERY: Final = 1_000
 """Partitions created between two searches for deleted ones."""
 
-REMEMBERED: Final = Metric("forebay_partitions_remembered", "Partitions that this broker remembers", aggregation="sum")
+REMEMBERED: Final = Metric(
+    "forebay_partition_cache_entries",
+    "Partitions that this broker remembers",
+    aggregation="sum",
+    former_name="forebay_partitions_remembered",
+)
 REMEMBERED_BYTES: Final = Metric(
-    "forebay_partitions_remembered_bytes",
+    "forebay_partition_cache_bytes",
     "Estimated memory of what is remembered of partitions; above 256 MiB those not in use are forgotten",
     aggregation="sum",
+    former_name="forebay_partitions_remembered_bytes",
 )
 FORGOTTEN: Final = Metric("forebay_partitions_forgotten_total", "Partitions that were forgotten to make room, to be read again")
 WAITING: Final = Metric(

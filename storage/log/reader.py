@@ -46,8 +46,10 @@ CORRUPT_READS: Final = Metric(
     "Reads of the object store that did not give what was written: corrupt, missing or short. Each is repeated once, past the cache.",
     ("cause",),
 )
-HEALED_READS: Final = Metric(
-    "forebay_healed_reads_total", "Reads that did not give what was written, and did when they were repeated. What is left is an alarm."
+RECOVERED_READS: Final = Metric(
+    "forebay_recovered_reads_total",
+    "Reads that did not give what was written, and did when they were repeated. What is left is an alarm.",
+    former_name="forebay_healed_reads_total",
 )
 
 Cause = Literal["corrupt", "missing", "short"]
@@ -72,7 +74,7 @@ class Damage:
         self._lines = self._untold = 0
         reads = telemetry.counter(CORRUPT_READS)
         self._reads = {cause: reads.labels(cause) for cause in CAUSES}
-        self._healed = telemetry.counter(HEALED_READS)
+        self._healed = telemetry.counter(RECOVERED_READS)
 
     def check(self, partition: PartitionId, offset: int) -> None:
         """Raise what the last reads of `offset` ended with, if it was damage, and not long ago."""
@@ -92,7 +94,8 @@ class Damage:
         self._confirmed.pop((partition, offset))
         if self._is_news(key, partition):
             untold = self._take_untold()
-            _log.warning("data_healed", object=key, partition=str(partition), offset=offset, cause=str(first), **untold)
+            found = {"object": key, "partition": str(partition), "offset": offset, "cause": str(first)}
+            _log.warning("read_recovered", former_event="data_healed", **found, **untold)
 
     def confirm(self, partition: PartitionId, offset: int, *, key: str, cause: Cause, what: str) -> None:
         """So did the second read: an operator has to look."""

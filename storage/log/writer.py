@@ -61,8 +61,11 @@ INLINE_LIMIT: Final = Metric(
 FLUSHES: Final = Metric("forebay_flush_objects_total", "WAL objects sealed, by what made them due", ("trigger",))
 INLINE_COMMITS: Final = Metric("forebay_inline_commits_total", "Commits that carry their batches: no object was stored for them")
 INLINE_BYTES: Final = Metric("forebay_inline_bytes_total", "Bytes of batches that their commits carry")
-GATHERED: Final = Metric(
-    "forebay_gathered_batches_total", "Batches that do not travel in a commit of their own, by the reason", ("reason",)
+NOT_INLINED: Final = Metric(
+    "forebay_not_inlined_batches_total",
+    "Batches that do not travel in a commit of their own, by the reason",
+    ("reason",),
+    former_name="forebay_gathered_batches_total",
 )
 FLUSH_BYTES: Final = Metric("forebay_flush_object_bytes_total", "Bytes of sealed WAL objects")
 FLUSH_SECONDS: Final = Metric("forebay_flush_duration_seconds", "Stages of a flush", ("stage",))
@@ -275,8 +278,8 @@ class Appender:
         seconds = telemetry.histogram(FLUSH_SECONDS)
         self._stage_s = Children[str, Histogram](seconds.labels)
         self._inline_commits, self._inline_bytes = telemetry.counter(INLINE_COMMITS), telemetry.counter(INLINE_BYTES)
-        gathered = telemetry.counter(GATHERED)
-        self._gathered = Children[NotInlined, Counter](lambda reason: gathered.labels(reason.value))
+        not_inlined = telemetry.counter(NOT_INLINED)
+        self._not_inlined = Children[NotInlined, Counter](lambda reason: not_inlined.labels(reason.value))
         telemetry.gauge(FLUSH_INTERVAL).set(settings.interval_s)
         telemetry.gauge(FLUSH_LIMIT).set(settings.bytes_max)
         telemetry.gauge(INLINE_LIMIT).set(inline.bytes_max)
@@ -297,7 +300,7 @@ class Appender:
             reason = self._carry(log, batch, together)
             if reason is None:
                 return
-            self._gathered[reason].inc()
+            self._not_inlined[reason].inc()
         log.commit_queue.gathered = self._open.add(log, batch, now_s=self._clock.monotonic_s())
         trigger = self._open.is_full(self._settings)
         if trigger is not None:

@@ -102,11 +102,11 @@ CASES: Final[dict[str, Case]] = {
     ),
     "CompactorStuck": Case({"forebay_compactor_success_age_seconds": always(601)}, {"forebay_compactor_success_age_seconds": always(600)}),
     "CorruptReads": Case(
-        {'forebay_corrupt_reads_total{cause="short"}': growing(2), "forebay_healed_reads_total": growing(1)},
+        {'forebay_corrupt_reads_total{cause="short"}': growing(2), "forebay_recovered_reads_total": growing(1)},
         {
             'forebay_corrupt_reads_total{cause="short"}': growing(1),
             'forebay_corrupt_reads_total{cause="missing"}': always(7),
-            "forebay_healed_reads_total": f"7+1x{MINUTES}",
+            "forebay_recovered_reads_total": f"7+1x{MINUTES}",
         },
     ),
     "LagSeconds": Case(

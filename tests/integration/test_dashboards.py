@@ -229,5 +229,5 @@ def watched(folder: Path, settings: Mapping[str, str]) -> None:
     assert bill["dollars_by_cause"]["flush"] > 0
     assert bill["requests"]["put"] > 0
     assert bill["storage_dollars"] >= 0
-    assert "# TYPE forebay_event_loop_held_seconds histogram" in pages[0], "its panel shows 0 without a series, so this is not seen above"
+    assert "# TYPE forebay_event_loop_blocked_seconds histogram" in pages[0], "its panel shows 0 without a series: not seen above"
     assert {promtool("check", "metrics", given=page) for page in pages} == {""}

@@ -12,8 +12,8 @@ from tests.kit.serving import LOOP_HELD_S_MAX, assert_loop_was_free, loop_may_be
 def log_path(tmp_path: Path) -> Path:
     path = tmp_path / "broker.log"
     lines = [
-        {"event": "event_loop_held", "seconds": LOOP_HELD_S_MAX, "api": "Fetch", "stack": "a.py:1 short"},
-        {"event": "event_loop_held", "seconds": LOOP_HELD_S_MAX + 0.001, "api": "Metadata", "stack": "b.py:2 long"},
+        {"event": "event_loop_blocked", "seconds": LOOP_HELD_S_MAX, "api": "Fetch", "stack": "a.py:1 short"},
+        {"event": "event_loop_blocked", "seconds": LOOP_HELD_S_MAX + 0.001, "api": "Metadata", "stack": "b.py:2 long"},
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -38,7 +38,7 @@ def test_the_marker_says_why(log_path: Path) -> None:
 
 def test_a_turn_that_mostly_waited_for_a_processor_may_be_counted_a_tenth_of_the_wait_too_long(tmp_path: Path) -> None:
     path = tmp_path / "broker.log"
-    held = {"event": "event_loop_held", "seconds": LOOP_HELD_S_MAX + 0.2, "api": "Fetch", "stack": "a.py:1 waited"}
+    held = {"event": "event_loop_blocked", "seconds": LOOP_HELD_S_MAX + 0.2, "api": "Fetch", "stack": "a.py:1 waited"}
     path.write_text(json.dumps(held | {"waited_for_cpu_seconds": 2.5}) + "\n")
 
     assert_loop_was_free(path)

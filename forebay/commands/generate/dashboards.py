@@ -271,7 +271,7 @@ def _write(e: Expressions) -> Dashboard:
             Panel("PUTs for a GiB", "short", (Query(put_per_gib(e)),), "Fewer and larger objects cost less and take longer."),
             Panel("Size of a WAL object", "bytes", (Query(f"{sealed} / {objects}"),)),
             Panel("Inline share of bytes", "percentunit", (Query(inline),), "Batches that their commit carries need no object."),
-            Panel("Batches that are not inline", "ops", (Query(e.rate("forebay_gathered_batches_total", "reason"), "{{reason}}"),)),
+            Panel("Batches that are not inline", "ops", (Query(e.rate("forebay_not_inlined_batches_total", "reason"), "{{reason}}"),)),
             Panel(
                 "Conflicts and unknown outcomes",
                 "ops",
@@ -299,7 +299,7 @@ def _read(e: Expressions) -> Dashboard:
                 "ops",
                 (
                     Query(e.rate("forebay_corrupt_reads_total", "cause"), "{{cause}}"),
-                    Query(e.rate("forebay_healed_reads_total"), "healed"),
+                    Query(e.rate("forebay_recovered_reads_total"), "healed"),
                 ),
                 "A read that was not healed is an alarm.",
             ),
@@ -349,8 +349,8 @@ def _cache(e: Expressions) -> Dashboard:
                 "Of other brokers, with storage.zone_cache. All but hit and miss are read from the store instead.",
             ),
             Panel("Read ahead", "ops", (Query(e.rate("forebay_read_ahead_total", "outcome"), "{{outcome}}"),)),
-            Panel("Partitions remembered", "short", (Query(e.now("forebay_partitions_remembered", "instance"), "{{instance}}"),)),
-            Panel("Memory of partitions", "bytes", (Query(e.now("forebay_partitions_remembered_bytes", "instance"), "{{instance}}"),)),
+            Panel("Partitions remembered", "short", (Query(e.now("forebay_partition_cache_entries", "instance"), "{{instance}}"),)),
+            Panel("Memory of partitions", "bytes", (Query(e.now("forebay_partition_cache_bytes", "instance"), "{{instance}}"),)),
             Panel("Partitions forgotten", "ops", (Query(e.rate("forebay_partitions_forgotten_total", "instance"), "{{instance}}"),)),
         ),
     )
@@ -467,7 +467,7 @@ def _groups(e: Expressions) -> Dashboard:
 
 def _runtime(e: Expressions) -> Dashboard:
     files = f"{e.now('process_open_fds', 'instance')} / {e.now('process_max_fds', 'instance')}"
-    held = e.observed("forebay_event_loop_held_seconds", "api")
+    held = e.observed("forebay_event_loop_blocked_seconds", "api")
     return Dashboard(
         "Runtime",
         (

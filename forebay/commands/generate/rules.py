@@ -134,7 +134,7 @@ def _pace_alerts(e: Expressions) -> Iterator[Alert]:
 
 
 def _data_alerts(e: Expressions) -> Iterator[Alert]:
-    corrupt, healed = e.selector("forebay_corrupt_reads_total"), e.selector("forebay_healed_reads_total")
+    corrupt, healed = e.selector("forebay_corrupt_reads_total"), e.selector("forebay_recovered_reads_total")
     yield Alert(
         "CorruptReads",
         f"delta((sum without (cause) ({corrupt}) - {healed})[10m:])",

@@ -75,6 +75,23 @@ def test_a_metric_that_has_no_series_yet_is_on_the_page_with_its_type() -> None:
     assert b"# TYPE things_total counter\n" in generate_latest(telemetry.registry)
 
 
+def test_a_renamed_metric_is_on_the_page_under_its_former_name_too() -> None:
+    telemetry = Telemetry()
+    telemetry.counter(Metric("new_total", "New", ("kind",), former_name="old_total")).labels("a").inc()
+    telemetry.gauge(Metric("entries", "Entries", aggregation="sum", former_name="kept")).set(7)
+    telemetry.histogram(Metric("blocked_seconds", "Blocked", buckets=(1.0,), former_name="held_seconds")).observe(3)
+    telemetry.table(Metric("rows_total", "Rows", former_name="lines_total"), lambda: [((), 5.0)])
+    page = generate_latest(telemetry.registry).decode()
+
+    assert {'new_total{kind="a"} 1.0', 'old_total{kind="a"} 1.0', "entries 7.0", "kept 7.0", "rows_total 5.0", "lines_total 5.0"} <= {
+        *page.splitlines()
+    }
+    assert "held_seconds_count 1.0" in page
+    assert "# TYPE old_total counter\n" in page
+    assert "# HELP kept Former name of entries\n" in page
+    assert "# TYPE held_seconds histogram\n" in page
+
+
 def test_a_process_has_one_random_token_and_a_fork_has_another() -> None:
     ours = run_token()
     reading, writing = os.pipe()

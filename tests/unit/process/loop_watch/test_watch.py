@@ -56,7 +56,7 @@ async def test_what_holds_the_loop_is_logged_with_its_api_and_its_stack(
                     await metadata.handle(None, Asked)  # type: ignore[arg-type]
                 await asyncio.sleep(2 * BEAT_S)
 
-    (line,) = [line for line in lines if line["event"] == "event_loop_held" and line["api"] == "Metadata"]
+    (line,) = [line for line in lines if line["event"] == "event_loop_blocked" and line["api"] == "Metadata"]
     assert isinstance(line["seconds"], float)
     assert HOLD_S / 2 < line["seconds"] <= line["late_seconds"]
     assert "test_watch.py" in str(line["stack"])

@@ -27,7 +27,7 @@ def test_what_is_missing_is_told_apart_from_what_is_damaged() -> None:
             seen.confirm(number, cause)
         seen.damage.heal(partition(9), 5, key="wal/x", first=Corrupt("first"))
 
-    assert [line["event"] for line in logs] == ["data_missing", "data_damaged", "data_damaged", "data_healed"]
+    assert [line["event"] for line in logs] == ["data_missing", "data_damaged", "data_damaged", "read_recovered"]
     assert {name: logs[0][name] for name in ("log_level", "object", "partition", "offset", "cause")} == {
         "log_level": "error",
         "object": "wal/x",

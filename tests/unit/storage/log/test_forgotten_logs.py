@@ -184,7 +184,7 @@ def test_idle_logs_are_forgotten_when_what_is_known_of_all_takes_too_much_memory
     forgotten = partitions.get(PartitionId(TOPIC, 0))
     assert (forgotten.seen.manifest, forgotten.seen.version) == (None, 5), "what it was told stays"
     assert telemetry.registry.get_sample_value("forebay_partitions_forgotten_total") == 1_001 - len(partitions)
-    assert telemetry.registry.get_sample_value("forebay_partitions_remembered_bytes") == partitions.size_bytes
+    assert telemetry.registry.get_sample_value("forebay_partition_cache_bytes") == partitions.size_bytes
 
 
 def test_logs_that_grow_without_a_new_one_are_forgotten_too() -> None:

@@ -40,7 +40,7 @@ def counted(broker: Rig, name: str, **labels: str) -> float | None:
 
 def reasons(broker: Rig) -> dict[str, float]:
     """Why batches were gathered, and how many."""
-    return {one: value for one in NotInlined if (value := counted(broker, "gathered_batches", reason=one))}
+    return {one: value for one in NotInlined if (value := counted(broker, "not_inlined_batches", reason=one))}
 
 
 def offsets(results: Sequence[Sequence[Appended | StorageError]]) -> list[int]:

@@ -218,7 +218,7 @@ async def test_what_a_get_gives_wrongly_once_is_read_again_and_served(wrong: Cal
         assert (first.base, first.last) == (second.base, second.last) == (0, 2)
         assert scene.gets == 2, "the second read is served by the cache"
         assert scene.counted("forebay_corrupt_reads_total", cause=cause) == 1
-        assert scene.counted("forebay_healed_reads_total") == 1
+        assert scene.counted("forebay_recovered_reads_total") == 1
         assert [line["log_level"] for line in told] == ["warning"]
 
 
@@ -264,7 +264,7 @@ async def test_a_flipped_header_of_a_batch_that_is_passed_over_moves_no_offset()
         run = await scene.read(offset=3, bytes_max=1)
 
         assert (run.base, run.last) == (2, 3)
-        assert scene.counted("forebay_healed_reads_total") == 1
+        assert scene.counted("forebay_recovered_reads_total") == 1
 
 
 async def test_damage_is_told_once_and_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,7 @@ async def test_damage_in_memory_is_not_served_and_left_to_a_read_which_drops_it(
 
     assert spared is Elsewhere.TO_BE_READ
     assert healed.buffer == b"".join(BATCHES[: healed.last + 1])
-    assert broker.telemetry.registry.get_sample_value("forebay_healed_reads_total") == 1
+    assert broker.telemetry.registry.get_sample_value("forebay_recovered_reads_total") == 1
 
 
 async def test_damage_that_is_known_is_told_by_the_read_and_what_is_well_in_memory_is_served(broker: Rig) -> None:
