@@ -2,7 +2,7 @@
 
 A collector deletes what the second does not show. Its order is that of the model (Forebay-collect and its variants):
 
-    [witness beside the keys] + [CAS manifest: revoked_floor]  →  a list of the keys that has the witness  →  their values, witness first
+    [sentinel beside the keys] + [CAS manifest: revoked_floor]  →  a list of the keys that has the sentinel  →  their values, sentinel first
 
 From the CAS on no commit takes an object up to the floor. What was committed before is in the record that the CAS left, or in a key by
 then; an entry that moves from the record to a key afterwards was seen in the record.
@@ -97,7 +97,7 @@ class References:
     async def revoke_wal(self, partition: PartitionId, floor: ObjectId) -> set[ObjectId] | None:
         """Let no object up to `floor` be committed any more, then look for certain. None if the partition certainly has no records."""
         keys = PartitionKeys(partition)
-        return await self._revoke(partition, keys, floor, keys.index_witness, keys.index_prefix, wal_references, chunk_references)
+        return await self._revoke(partition, keys, floor, keys.index_sentinel, keys.index_prefix, wal_references, chunk_references)
 
     async def revoke_segments(self, partition: PartitionId, floor: ObjectId, *, is_committed: bool = False) -> set[ObjectId] | None:
         """As `revoke_wal`, for segments; with that of a compaction under way unless `is_committed`."""
@@ -107,7 +107,7 @@ class References:
             end = int(record.path.rsplit("/", 1)[1])
             return {decode_segment(record.value, path=record.path).object_id} if end >= manifest.log_start else set()
 
-        found = await self._revoke(partition, keys, floor, keys.segment_witness, keys.segments_prefix, segment_references, of_record)
+        found = await self._revoke(partition, keys, floor, keys.segment_sentinel, keys.segments_prefix, segment_references, of_record)
         return found if found is None or is_committed else found | await self._attempted(keys)
 
     async def live_wal(self, partition: PartitionId) -> set[ObjectId] | None:
@@ -134,23 +134,23 @@ class References:
         partition: PartitionId,
         keys: PartitionKeys,
         floor: ObjectId,
-        witness_key: Callable[[str], Key],
+        sentinel_key: Callable[[str], Key],
         prefix: str,
         of_manifest: Callable[[Manifest], set[ObjectId]],
         of_record: Callable[[Record, Manifest], set[ObjectId]],
     ) -> set[ObjectId] | None:
-        witnesses: list[Key] = []
+        sentinels: list[Key] = []
 
-        def witness() -> Put:
-            witnesses.append(witness_key(self.ids.next_ulid(above="")))
-            return Put(witnesses[-1], _VALUE, ABSENT, session=self._session.session_id)
+        def sentinel() -> Put:
+            sentinels.append(sentinel_key(self.ids.next_ulid(above="")))
+            return Put(sentinels[-1], _VALUE, ABSENT, session=self._session.session_id)
 
         async def decide(manifest: Manifest) -> tuple[Manifest, Sequence[WriteOp]] | _AsItIs | None:
             if manifest.log_state is LogState.DELETED:
                 return None
             if manifest.revoked_floor >= floor:
                 return _AsItIs()
-            return msgspec.structs.replace(manifest, revoked_floor=floor), [witness()]
+            return msgspec.structs.replace(manifest, revoked_floor=floor), [sentinel()]
 
         (there,) = await self._records.get(keys.manifest)
         if there is None:
@@ -163,35 +163,35 @@ class References:
                 return None
             if isinstance(manifest, _AsItIs):
                 # The floor may be another's, and the record a deposed leader's: what follows has to be newer than the question.
-                outcome = await self._records.write([witness()])
+                outcome = await self._records.write([sentinel()])
                 if not isinstance(outcome, Applied):
-                    raise Unavailable(f"no certain look: key={witnesses[-1].path!r} cause={outcome.reason!r}")
-                seen, record = await self._records.get(witnesses[-1], keys.manifest)
+                    raise Unavailable(f"no certain look: key={sentinels[-1].path!r} cause={outcome.reason!r}")
+                seen, record = await self._records.get(sentinels[-1], keys.manifest)
                 if seen is None or record is None:
-                    raise Unavailable(f"a record is older than the question: witness={witnesses[-1].path!r}")
+                    raise Unavailable(f"a record is older than the question: sentinel={sentinels[-1].path!r}")
                 manifest = decode_manifest(record.value, path=record.path)
                 if manifest.log_state is LogState.DELETED:
                     return None
-            return of_manifest(manifest) | await self._certain(keys, witnesses[-1], prefix, manifest, of_record)
+            return of_manifest(manifest) | await self._certain(keys, sentinels[-1], prefix, manifest, of_record)
         finally:
-            if witnesses:
-                await self._records.write([Delete(key) for key in witnesses])  # they go with the session at the latest
+            if sentinels:
+                await self._records.write([Delete(key) for key in sentinels])  # they go with the session at the latest
 
     async def _certain(
-        self, keys: PartitionKeys, witness: Key, prefix: str, manifest: Manifest, of_record: Callable[[Record, Manifest], set[ObjectId]]
+        self, keys: PartitionKeys, sentinel: Key, prefix: str, manifest: Manifest, of_record: Callable[[Record, Manifest], set[ObjectId]]
     ) -> set[ObjectId]:
-        """What the keys below `prefix` refer to, in a state that has the witness."""
+        """What the keys below `prefix` refer to, in a state that has the sentinel."""
         start, end = children_of(prefix.removesuffix("/"))
         paths = await self._records.list(Key(start, keys.partition_key), end)
-        if witness.path not in paths:
-            raise Unavailable(f"a list is older than the question: witness={witness.path!r}")
+        if sentinel.path not in paths:
+            raise Unavailable(f"a list is older than the question: sentinel={sentinel.path!r}")
         found: set[ObjectId] = set()
         wanted = [path for path in paths if not path.startswith(f"{prefix}!")]
         for begin in range(0, len(wanted), VALUES_PER_READ):
-            asked = [witness, *(Key(path, keys.partition_key) for path in wanted[begin : begin + VALUES_PER_READ])]
+            asked = [sentinel, *(Key(path, keys.partition_key) for path in wanted[begin : begin + VALUES_PER_READ])]
             seen, *records = await self._records.get(*asked)
             if seen is None:
-                raise Unavailable(f"a record is older than the question: witness={witness.path!r}")
+                raise Unavailable(f"a record is older than the question: sentinel={sentinel.path!r}")
             for record in records:
                 # One that has gone since the list was made was below the cursor or log_start by then.
                 if record is not None:

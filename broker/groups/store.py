@@ -299,24 +299,24 @@ class StoredGroup:
         await self._list(group, (partition.topic_id for partition in offsets if partition not in versions))
         has_new_expiries = not self._has_expiries and any(committed.expires_at_ms is not None for committed in offsets.values())
         self._has_expiries |= has_new_expiries
-        witness = [self._put_group(group)] if has_new_expiries and len(versions) == len(offsets) else []
+        sentinel = [self._put_group(group)] if has_new_expiries and len(versions) == len(offsets) else []
         if len(versions) < len(offsets):
             versions |= await self._make_places(group, [partition for partition in offsets if partition not in versions])
             if len(offsets) > PUT_AT_ONCE:
                 await asyncio.sleep(0)
         puts = [self._put_offset(partition, committed, versions[partition]) for partition, committed in offsets.items()]
-        results = await self._write([*witness, *puts])
-        if witness:
+        results = await self._write([*sentinel, *puts])
+        if sentinel:
             self._note_group(results[0])
-        self._note_offsets(offsets, results[len(witness) :])
+        self._note_offsets(offsets, results[len(sentinel) :])
 
     async def _make_places(self, group: Group, partitions: Sequence[PartitionId]) -> dict[PartitionId, int]:
         """The versions under which the first commits of these may be put: the next coordinator will meet whatever has them."""
         if not partitions:
             return {}
         places = [self._put_offset(partition, NOTHING, ABSENT) for partition in partitions]
-        witness, *results = await self._write([self._put_group(group), *places])
-        self._note_group(witness)
+        sentinel, *results = await self._write([self._put_group(group), *places])
+        self._note_group(sentinel)
         versions = {partition: result.version for partition, result in zip(partitions, results, strict=True) if result.version is not None}
         # A coordinator that did not know yet that it was none any more left the others there, and did not acknowledge them.
         left = [partition for partition in partitions if partition not in versions]
@@ -329,8 +329,8 @@ class StoredGroup:
     async def _left_there(self, group: Group, stored: Sequence[Key], names: Sequence[N], *, topic_pages: int | None = None) -> dict[N, int]:
         """The versions of what coordinators before this one left there; not of what those after it put there since."""
         versions = await self._versions(stored, names)
-        (witness,) = await self._write([self._put_group(group, topic_pages=topic_pages)])
-        self._note_group(witness)
+        (sentinel,) = await self._write([self._put_group(group, topic_pages=topic_pages)])
+        self._note_group(sentinel)
         return versions
 
     async def _list(self, group: Group, topic_ids: Iterable[TopicId]) -> None:
@@ -356,8 +356,8 @@ class StoredGroup:
             value = encode(TopicsRecord(owner=self._owner, topics=topics))
             topic_pages = max(self._page_count(), page_count_min)
             put_group = self._put_group(group, topic_pages=topic_pages)
-            witness, result = await self._write([put_group, Put(topics_key(self._keys, page), value, version)])
-            self._note_group(witness)
+            sentinel, result = await self._write([put_group, Put(topics_key(self._keys, page), value, version)])
+            self._note_group(sentinel)
             if result.version is not None:
                 self._pages[page:] = [result.version, *self._pages[page + 1 :]]
                 return

@@ -1,6 +1,6 @@
 """Live brokers and compactors: each registers an ephemeral record and reads those of the others.
 
-`BrokerDirectory` is one broker's view of all. `read_live` reads who is registered with a witness, so that no deposed leader answers.
+`BrokerDirectory` is one broker's view of all. `read_live` reads who is registered with a sentinel, so that no deposed leader answers.
 `Companions` remembers the brokers of before a loss of the metadata store; `MembershipLog` writes who comes and goes into the log.
 Compactors register at compactors/{name}; `compactor_of` says which of them looks after a partition.
 """
@@ -34,7 +34,7 @@ RETURN_GRACE_S: Final = 5.0
 left in that time is listed for as long.
 """
 _READ_KEYS_MAX: Final = 500
-_WITNESS_VALUE: Final = b"{}"
+_SENTINEL_VALUE: Final = b"{}"
 LEFT_MEANING: Final = "it was stopped, it died, or it lost the metadata store; the others serve its partitions at once"
 BROKER_FMT: Final = 1
 BROKER_FMT_ROLES: Final = 2
@@ -156,25 +156,25 @@ async def read_live(metadata: MetadataStore, session: Session, *, number: int) -
     """The records of the registered brokers, by id: whoever registered before the call and is not among them, under that version, is gone.
 
     A list from a deposed leader of the shard (docs/internals/design/reading.md#reads-from-a-deposed-leader) lacks the brokers that
-    registered since, and whoever drops what they wrote takes living brokers for dead. So the reader first puts a witness, a key beside the
-    brokers that nobody has put before. It believes only a list that has the witness, and records that come with it from one server. What
+    registered since, and whoever drops what they wrote takes living brokers for dead. So the reader first puts a sentinel, a key beside the
+    brokers that nobody has put before. It believes only a list that has the sentinel, and records that come with it from one server. What
     such a list does not have stays gone: a registration that comes later has a higher version.
 
-    `session` is the reader's own, and `number` one that it has not used before: the witness goes with the session if nobody can remove it.
+    `session` is the reader's own, and `number` one that it has not used before: the sentinel goes with the session if nobody can remove it.
     Raises `Unavailable`, also when the list is older than the call.
     """
-    witness = keys.broker_witness(session.session_id, number)
-    outcome = await write_one(metadata, Put(witness, _WITNESS_VALUE, ABSENT, session=session.session_id))
+    sentinel = keys.broker_sentinel(session.session_id, number)
+    outcome = await write_one(metadata, Put(sentinel, _SENTINEL_VALUE, ABSENT, session=session.session_id))
     try:
-        start, end = keys.brokers_and_witnesses()
+        start, end = keys.brokers_and_sentinels()
         paths = await metadata.list(start, end)
         # Whatever the put was answered: a list that has the key was made after it.
-        if witness.path not in paths:
+        if sentinel.path not in paths:
             why = outcome.status.value if isinstance(outcome, OpResult) else outcome.reason
-            raise Unavailable(f"cannot read the live brokers for certain: witness={witness.path!r} put={why!r}")
-        return await _read(metadata, witness.path, [path for path in paths if keys.is_broker(path)])
+            raise Unavailable(f"cannot read the live brokers for certain: sentinel={sentinel.path!r} put={why!r}")
+        return await _read(metadata, sentinel.path, [path for path in paths if keys.is_broker(path)])
     finally:
-        await write_one(metadata, Delete(witness))
+        await write_one(metadata, Delete(sentinel))
 
 
 class Registered(Protocol):
@@ -342,7 +342,7 @@ class BrokerDirectory:
         self._membership = MembershipLog()
         self._companions: Companions[BrokerRecord] = Companions()
         self._scans = SharedReads(self._scan)
-        self._witnesses = 0
+        self._sentinels = 0
         self._epoch_reads = SharedReads(self._read_epochs)
         self._subscription = metadata.subscribe(self._changed, prefix=keys.BROKERS_PREFIX)
 
@@ -586,8 +586,8 @@ class BrokerDirectory:
         session = self.session
         if session is None:
             raise Unavailable("cannot read the live brokers for certain: this broker is not registered")
-        self._witnesses += 1
-        records = await read_live(self._metadata, session, number=self._witnesses)
+        self._sentinels += 1
+        records = await read_live(self._metadata, session, number=self._sentinels)
         return {None: frozenset([record.version for record in records])}
 
     def _as_seen(self, found: list[BrokerRecord], *, is_stale: bool = False) -> list[BrokerRecord]:
@@ -660,14 +660,14 @@ def compactor_of(partition: PartitionId, names: Collection[str]) -> str:
     return max(names, key=lambda name: (xxhash.xxh3_64_intdigest(f"{key}|{name}"), name))
 
 
-async def _read(metadata: MetadataStore, witness: str, paths: list[str]) -> list[Record]:
+async def _read(metadata: MetadataStore, sentinel: str, paths: list[str]) -> list[Record]:
     records: list[Record] = []
     for first in range(0, len(paths), _READ_KEYS_MAX):
-        # One request to one server, and the witness first: what is read after it is no older.
-        asked = [keys.beside_brokers(path) for path in (witness, *paths[first : first + _READ_KEYS_MAX])]
+        # One request to one server, and the sentinel first: what is read after it is no older.
+        asked = [keys.beside_brokers(path) for path in (sentinel, *paths[first : first + _READ_KEYS_MAX])]
         seen, *found = await metadata.get_many(asked)
         if seen is None:
-            raise Unavailable(f"cannot read the live brokers for certain: witness={witness!r} is not there")
+            raise Unavailable(f"cannot read the live brokers for certain: sentinel={sentinel!r} is not there")
         records += [record for record in found if record is not None]
     return records
 

@@ -1,7 +1,7 @@
 """Raising the format level (docs/internals/adr/0017-a-format-gate.md): announce, read the registered brokers, raise.
 
 A broker registers first and reads the level then, from a state that has its own record. The raiser announces first and then
-reads the registered brokers, with a witness. So either the raiser sees the broker, or the broker sees the announcement.
+reads the registered brokers, with a sentinel. So either the raiser sees the broker, or the broker sees the announcement.
 """
 
 import os

@@ -76,22 +76,22 @@ def broker(broker_id: int) -> Key:
 
 
 def brokers() -> tuple[Key, str]:
-    """The range of keys that `broker` makes, which begin with a digit; it contains no witness."""
+    """The range of keys that `broker` makes, which begin with a digit; it contains no sentinel."""
     return Key(BROKERS_PREFIX, ROOT), f"{BROKERS_PREFIX}:"
 
 
-def broker_witness(session_id: int, number: int) -> Key:
+def broker_sentinel(session_id: int, number: int) -> Key:
     """A key beside the brokers that nobody has put before, for storage/catalog/brokers.py."""
     return Key(f"{BROKERS_PREFIX}w{session_id}-{number}", ROOT)
 
 
-def brokers_and_witnesses() -> tuple[Key, str]:
+def brokers_and_sentinels() -> tuple[Key, str]:
     start, end = children_of(f"{ROOT}/brokers")
     return Key(start, ROOT), end
 
 
 def beside_brokers(path: str) -> Key:
-    """The key of a broker or a witness that was listed."""
+    """The key of a broker or a sentinel that was listed."""
     return Key(path, ROOT)
 
 
@@ -119,7 +119,7 @@ def doctor_probe(name: str) -> Key:
     return Key(f"{ROOT}/probes/doctor-{name}", ROOT)
 
 
-def age_witness(name: str, partition_key: str) -> Key:
+def age_sentinel(name: str, partition_key: str) -> Key:
     """On the shard of the records that are read with it (storage/metadata/version_watch.py)."""
     return Key(f"{ROOT}/probes/age-{name}", partition_key)
 
@@ -204,11 +204,11 @@ class PartitionKeys:
     def segment(self, end: int) -> Key:
         return Key(f"{self.segments_prefix}{end:020}", self.partition_key)
 
-    def index_witness(self, name: str) -> Key:
+    def index_sentinel(self, name: str) -> Key:
         """Beside the chunks, before all of them: no reader comes across it (compactor/references.py)."""
         return Key(f"{self.index_prefix}!{name}", self.partition_key)
 
-    def segment_witness(self, name: str) -> Key:
+    def segment_sentinel(self, name: str) -> Key:
         return Key(f"{self.segments_prefix}!{name}", self.partition_key)
 
     @property

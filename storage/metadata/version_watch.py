@@ -5,7 +5,7 @@ version 61, went to a store that was put back to an older state:
 
     put → 90  …  the store is put back to a copy that ends at 60  …  put → 61
 
-A read proves nothing by itself: a deposed leader answers from the past. One that shows a witness, put after the question, does.
+A read proves nothing by itself: a deposed leader answers from the past. One that shows a sentinel, put after the question, does.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import structlog
 from runtime.ids import IdSource
 from runtime.telemetry import Metric, Telemetry
 from storage.errors import StorageError, Unavailable
-from storage.metadata.keys import MANIFEST_SUFFIX, age_witness
+from storage.metadata.keys import MANIFEST_SUFFIX, age_sentinel
 from storage.metadata.port import (
     ABSENT,
     Applied,
@@ -44,7 +44,7 @@ FIX: Final = (
     "stop all brokers and compactors, put the newest metadata back, and start again; if these are the newest there are, "
     "start with: forebay serve --accept-older-metadata"
 )
-WITNESS_SESSION_MS: Final = 5_000
+SENTINEL_SESSION_MS: Final = 5_000
 
 _log = structlog.get_logger("stores")
 
@@ -68,16 +68,16 @@ async def read_certainly(metadata: MetadataStore, keys: Sequence[Key], *, name: 
 
     Costs a session and a put. Raises `Unavailable`, also if the answer may be older than the call.
     """
-    session = await metadata.open_session(timeout_ms=WITNESS_SESSION_MS)
+    session = await metadata.open_session(timeout_ms=SENTINEL_SESSION_MS)
     try:
-        witness = age_witness(name, keys[0].partition_key)
-        outcome = await metadata.write([Put(witness, b"{}", ABSENT, session=session.session_id)])
+        sentinel = age_sentinel(name, keys[0].partition_key)
+        outcome = await metadata.write([Put(sentinel, b"{}", ABSENT, session=session.session_id)])
         version = outcome.results[0].version if isinstance(outcome, Applied) else None
         if version is None:
             raise Unavailable(f"cannot read metadata for certain: key={keys[0].path!r} put={outcome}")
-        seen, *records = await metadata.get_many([witness, *keys])
+        seen, *records = await metadata.get_many([sentinel, *keys])
         if seen is None:
-            raise Unavailable(f"metadata answered from the past: key={keys[0].path!r} witness={witness.path!r}")
+            raise Unavailable(f"metadata answered from the past: key={keys[0].path!r} sentinel={sentinel.path!r}")
         return CertainRead(version, records)
     finally:
         with contextlib.suppress(StorageError):

@@ -83,12 +83,12 @@ def forgets_what_is_pending() -> Iterator[None]:
         partition: PartitionId,
         keys: PartitionKeys,
         floor: ObjectId,
-        witness: Any,
+        sentinel: Any,
         prefix: str,
         _of_manifest: Any,
         of_record: Any,
     ) -> set[ObjectId] | None:
-        return await original(self, partition, keys, floor, witness, prefix, lambda _manifest: set(), of_record)
+        return await original(self, partition, keys, floor, sentinel, prefix, lambda _manifest: set(), of_record)
 
     with mock.patch.object(References, "_revoke", revoke):
         yield
@@ -117,9 +117,9 @@ def lowers_the_floor() -> Iterator[None]:
 
 @contextlib.contextmanager
 def believes_any_list() -> Iterator[None]:
-    """Model: F-collect-stale. What a deposed leader shows has no witness, and none is asked for."""
+    """Model: F-collect-stale. What a deposed leader shows has no sentinel, and none is asked for."""
 
-    async def certain(self: Any, keys: PartitionKeys, _witness: Key, prefix: str, manifest: Manifest, of_record: Any) -> set[ObjectId]:
+    async def certain(self: Any, keys: PartitionKeys, _sentinel: Key, prefix: str, manifest: Manifest, of_record: Any) -> set[ObjectId]:
         start, end = children_of(prefix.removesuffix("/"))
         paths = [path for path in await self._records.list(Key(start, keys.partition_key), end) if "!" not in path]
         records = await self._records.get(*[Key(path, keys.partition_key) for path in paths])

@@ -34,7 +34,7 @@ async def test_the_living_are_told_from_the_dead_and_the_level_is_raised(tmp_pat
             early = await raise_level(metadata, 2, level_max=2)
             await second.end()
             gone = await one.gone([one.current, two.current])
-            start, end = keys.brokers_and_witnesses()
+            start, end = keys.brokers_and_sentinels()
             left = await metadata.list(start, end)
             await first.end()
             await metadata.close()

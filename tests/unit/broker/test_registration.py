@@ -344,7 +344,7 @@ async def test_a_list_that_is_fresh_and_records_that_are_not_make_nobody_dead(mo
 
 
 @pytest.mark.parametrize("fault", [Fault.REQUEST_LOST, Fault.REFUSED])
-async def test_a_list_without_its_witness_proves_nothing(fault: Fault) -> None:
+async def test_a_list_without_its_sentinel_proves_nothing(fault: Fault) -> None:
     async with living() as broker, staying(broker) as epoch:
         broker.metadata.all_faults = fault
         gone = await epoch.gone([epoch.current + 1_000])
@@ -354,11 +354,11 @@ async def test_a_list_without_its_witness_proves_nothing(fault: Fault) -> None:
         assert await epoch.gone([epoch.current + 1_000]) == {epoch.current + 1_000}
 
 
-async def test_a_witness_whose_reply_is_lost_is_one_and_none_stays_behind() -> None:
+async def test_a_sentinel_whose_reply_is_lost_is_one_and_none_stays_behind() -> None:
     async with living() as broker, staying(broker) as epoch:
         broker.metadata.faults[len(broker.metadata.writes)] = Fault.REPLY_LOST
         live = await asyncio.gather(*(epoch.live() for _ in range(5)))
-        start, end = keys.brokers_and_witnesses()
+        start, end = keys.brokers_and_sentinels()
 
         assert set(live) == {frozenset({epoch.current})}
         assert await broker.metadata.list(start, end) == [keys.broker(1).path]
@@ -374,13 +374,13 @@ async def test_a_broker_without_a_registration_calls_nobody_dead() -> None:
         assert await epoch.gone([epoch.current + 1]) == frozenset()
 
 
-async def test_witnesses_are_no_brokers() -> None:
+async def test_sentinels_are_no_brokers() -> None:
     async with living() as broker:
         await broker.life.begin()
         session = broker.directory.session
         assert session is not None
-        witness = Put(keys.broker_witness(session.session_id, 99), b"{}", None, session=session.session_id)
-        await broker.metadata.write([witness])
+        sentinel = Put(keys.broker_sentinel(session.session_id, 99), b"{}", None, session=session.session_id)
+        await broker.metadata.write([sentinel])
 
         assert [record.broker_id for record in await broker.directory.live()] == [1]
         assert (await broker.rival(2)).broker_id == 2

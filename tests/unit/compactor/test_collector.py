@@ -107,7 +107,7 @@ class Stored(NamedTuple):
         await self.blobs.put_if_absent(object_key(object_id), [encode_header(object_id, 1, slices), bytes(10 * len(slices))])
         return object_key(object_id)
 
-    async def witnesses(self) -> list[str]:
+    async def sentinels(self) -> list[str]:
         found = []
         for keys in (PartitionKeys(ONE), PartitionKeys(OTHER)):
             for prefix in (keys.index_prefix, keys.segments_prefix):
@@ -122,7 +122,7 @@ class Stored(NamedTuple):
         """A broker that has read nothing before reads it all."""
         async with rig(shared=self.shared, objects=self.blobs, epoch=8) as other:
             assert [await other.read_all(partition) for partition in (ONE, OTHER)] == expected
-        assert await self.witnesses() == []
+        assert await self.sentinels() == []
 
     async def contents(self) -> list[bytes]:
         return [await self.broker.read_all(partition) for partition in (ONE, OTHER)]
@@ -503,7 +503,7 @@ async def test_a_floor_only_rises() -> None:
             await one._references.revoke_wal(ONE, ObjectId(older.rsplit("/", 1)[1]))
 
         assert (await it.manifest(ONE)).revoked_floor == newer.rsplit("/", 1)[1]
-        assert await it.witnesses() == []
+        assert await it.sentinels() == []
 
 
 async def test_what_the_store_holds_is_summed_over_the_cycles_of_a_whole_list() -> None:

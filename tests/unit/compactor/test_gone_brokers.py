@@ -38,8 +38,8 @@ class Registry(NamedTuple):
         self.brokers.note(epochs)
         await self.brokers.ask(self.session)
 
-    async def witnesses(self) -> list[str]:
-        start, end = keys.brokers_and_witnesses()
+    async def sentinels(self) -> list[str]:
+        start, end = keys.brokers_and_sentinels()
         return [path for path in await self.metadata.list(start, end) if not keys.is_broker(path)]
 
 
@@ -61,7 +61,7 @@ async def test_who_was_read_before_the_question_and_is_not_registered_is_gone_fo
         await it.ask(old, live)
 
         assert it.brokers.among([old, live, 77]) == {old}
-        assert await it.witnesses() == []
+        assert await it.sentinels() == []
 
 
 async def test_who_registered_after_the_list_is_not_taken_for_gone_though_the_list_lacks_it() -> None:
@@ -116,17 +116,17 @@ async def test_a_list_of_a_deposed_leader_shows_nothing_and_the_question_stays()
         assert it.brokers.among([live]) == frozenset()
 
 
-async def test_a_witness_that_nobody_could_remove_says_nothing_for_the_next_question() -> None:
+async def test_a_sentinel_that_nobody_could_remove_says_nothing_for_the_next_question() -> None:
     """A deposed leader has that one, and not the broker that registered since."""
     async with registry() as it:
         write = it.metadata.write
 
-        async def keep_witnesses(ops: Sequence[WriteOp]) -> WriteOutcome:
+        async def keep_sentinels(ops: Sequence[WriteOp]) -> WriteOutcome:
             return NotApplied("not now") if isinstance(ops[0], Delete) else await write(ops)
 
-        it.metadata.write = keep_witnesses  # type: ignore[method-assign]
+        it.metadata.write = keep_sentinels  # type: ignore[method-assign]
         await it.ask(77)
-        assert len(await it.witnesses()) == 1
+        assert len(await it.sentinels()) == 1
         it.metadata.depose()
         live = await it.register(1)
         with pytest.raises(Unavailable, match="for certain"):

@@ -60,12 +60,12 @@ def writers(epochs: Sequence[int]) -> dict[int, WriterEntry]:
 
 
 def asked(it: Cluster) -> list[str]:
-    """The witnesses that were put."""
+    """The sentinels that were put."""
     return [path for path in it.metadata.scanned if "/brokers/w" in path]
 
 
 @pytest.fixture(autouse=True)
-def note_witnesses(monkeypatch: pytest.MonkeyPatch) -> None:
+def note_sentinels(monkeypatch: pytest.MonkeyPatch) -> None:
     """`scanned` has these, too."""
     write = CountingMetadata.write
 

@@ -206,7 +206,7 @@ async def test_raising_survives_any_fault_of_any_write(write: int, fault: Fault)
     rolling.metadata.faults[len(rolling.metadata.writes) + write] = fault
     try:
         raised = await rolling.upgrade()
-    except Unavailable:  # of the witness
+    except Unavailable:  # of the sentinel
         raised = await rolling.upgrade()
 
     assert raised.level == 2
