@@ -7,7 +7,7 @@ waits is read no further, and holds none of the budget. The first in line gets w
 (broker/addresses.py). So a client that fills the budget waits for itself, and others that send less do not notice.
 
 A large request sets its whole length aside when it begins, so what has begun can always be finished. A client that stops half way costs
-nobody anything as long as there is room. When somebody waits, `HalfSent` chooses who loses its connection.
+nobody anything as long as there is room. When somebody waits, `PartialRequests` chooses who loses its connection.
 """
 
 import contextlib
@@ -120,7 +120,7 @@ def left_looks(sender: Sender, part: Part) -> float:
     return missing_bytes * part.behind_looks / part.behind_bytes if part.behind_bytes else math.inf
 
 
-class HalfSent:
+class PartialRequests:
     """All that is half received by one broker: what each holds of the budget, and which of them must go when others wait for it.
 
     When somebody waits, those are evicted that would not be whole within FINISH_S at the speed of the last second, those first that would
@@ -208,7 +208,6 @@ class Admission(Account):
         "_by_size",
         "_bytes_max",
         "_free_bytes",
-        "_half_sent",
         "_is_called",
         "_is_looking",
         "_is_turn_asked",
@@ -217,6 +216,7 @@ class Admission(Account):
         "_looking",
         "_looks",
         "_more_bytes",
+        "_partial_requests",
         "_pauses",
         "_readable_bytes",
         "_resting",
@@ -231,7 +231,7 @@ class Admission(Account):
         self._free_bytes = int(bytes_max * REQUEST_SHARE_MAX)
         self._unasked_bytes = self._free_bytes
         """As long as no more is held, there is no need to ask who waits and what has begun."""
-        self._half_sent = HalfSent()
+        self._partial_requests = PartialRequests()
         self._line: Line[Sender, Waiting] = Line()
         self._by_size: dict[int, OrderedDict[Sender, Waiting]] = {}
         """The line by the number of bits of what is wanted."""
@@ -278,16 +278,16 @@ class Admission(Account):
     def _make(self, received: memoryview | Frame, room_bytes: int, sender: Sender) -> Frame:
         frame = make_frame(room_bytes, sender.address)
         memoryview(frame)[: len(received)] = received
-        half_sent = self._half_sent
-        half_sent.note(sender, room_bytes)
+        partial_requests = self._partial_requests
+        partial_requests.note(sender, room_bytes)
         self._note_needs()
-        if half_sent.whole_bytes * WATCHED_SHARE > self._bytes_max:
+        if partial_requests.whole_bytes * WATCHED_SHARE > self._bytes_max:
             self._look_later()
         return frame
 
     def end(self, sender: Sender) -> None:
         """What it began is whole, or given up."""
-        self._half_sent.end(sender)
+        self._partial_requests.end(sender)
         self._note_needs()
         if self._line:
             self._call_soon()
@@ -397,7 +397,7 @@ class Admission(Account):
             self._later(LOOK_S, self._look)
 
     def _look(self) -> None:
-        self._looking = self._half_sent.look_in_steps()
+        self._looking = self._partial_requests.look_in_steps()
         self._look_on()
 
     def _look_on(self) -> None:
@@ -406,7 +406,7 @@ class Admission(Account):
             return
         self._is_looking = False
         self._looks += 1
-        if self._line or self._half_sent.whole_bytes * WATCHED_SHARE > self._bytes_max:
+        if self._line or self._partial_requests.whole_bytes * WATCHED_SHARE > self._bytes_max:
             self._look_later()
             self._go_on()
             self._let_others_overtake()
@@ -454,7 +454,7 @@ class Admission(Account):
                 return True
         finally:
             self._served = None
-        in_the_way = self._half_sent.in_the_way(self._short_bytes(wanted_bytes, -self._more_bytes), first.address)
+        in_the_way = self._partial_requests.in_the_way(self._short_bytes(wanted_bytes, -self._more_bytes), first.address)
         for one in in_the_way:
             one.evict(STALLED)
         return bool(in_the_way)

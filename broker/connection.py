@@ -321,15 +321,15 @@ class Connection(asyncio.BufferedProtocol):
             self.last_active_s = self._now_s()
 
     @property
-    def is_half_sent(self) -> bool:
+    def has_partial_request(self) -> bool:
         """A large request of it has not arrived whole."""
         return self._frame is not None
 
     @property
-    def is_hoarding(self) -> bool:
+    def is_holding_memory(self) -> bool:
         """It is up to the client how long requests are held: until it sends the rest of one, takes its replies, or its long poll ends."""
         is_held_up = self._is_writing_paused or self._is_busy
-        return self.is_half_sent or (is_held_up and bool(self._queue))
+        return self.has_partial_request or (is_held_up and bool(self._queue))
 
     @property
     def is_between_requests(self) -> bool:

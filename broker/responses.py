@@ -53,7 +53,7 @@ LOOKED_AT_PER_STEP: Final = 256
 """Clients that are looked at in one turn of the loop, and those of them that one look may evict."""
 UNREAD_S: Final = 15.0
 """A client that takes nothing for this long, or needs UNREAD_FINISH_S more at the speed it had, is cut off when others wait."""
-HOARDING_S: Final = 5.0
+HOLDING_MEMORY_S: Final = 5.0
 """The same for who holds more than twice an equal part of the budget."""
 UNREAD_FINISH_S: Final = 60.0
 """As long as clients wait for an answer that has begun to come, or longer."""
@@ -325,7 +325,7 @@ class Responses(Account):
             self._taking[taker] = Taking(now_s, left_bytes, left_bytes)
             return None
         taking.left_bytes = left_bytes
-        if now_s - taking.began_s < (UNREAD_S if left_bytes <= share_bytes else HOARDING_S):
+        if now_s - taking.began_s < (UNREAD_S if left_bytes <= share_bytes else HOLDING_MEMORY_S):
             return None
         left_s = taking.left_s(now_s)
         if left_s > UNREAD_FINISH_S:

@@ -282,8 +282,8 @@ class Server:
             connection.note_progress()
             silent_s = now_s - connection.last_active_s
             # Not `close`: that waits until the client has taken what is buffered for it, and this one may never do so.
-            if is_short and connection.is_hoarding and silent_s > STALLED_S:
-                connection.evict(STALLED if connection.is_half_sent else HELD_UP)
+            if is_short and connection.is_holding_memory and silent_s > STALLED_S:
+                connection.evict(STALLED if connection.has_partial_request else HELD_UP)
             elif connection.is_idle and silent_s > self._limits.idle_timeout_s:
                 connection.abort()
 

@@ -853,16 +853,16 @@ def test_a_connection_that_is_gone_no_longer_waits_for_room() -> None:
 
 async def test_whose_requests_are_held_for_as_long_as_the_client_likes_is_told_apart() -> None:
     async with playing() as play:
-        at_first = play.connection.is_hoarding
+        at_first = play.connection.is_holding_memory
         play.connection.pause_writing()
-        holds_nothing = play.connection.is_hoarding
+        holds_nothing = play.connection.is_holding_memory
         play.clock.advance(5.0)
         play.connection.resume_writing()
         play.receive(b"P1")
-        answered_by_us = play.connection.is_hoarding
+        answered_by_us = play.connection.is_holding_memory
         play.receive_bytes(framed(b"P" + bytes(100_000))[:50_000])
 
-        assert (at_first, holds_nothing, answered_by_us, play.connection.is_hoarding) == (False, False, False, True)
+        assert (at_first, holds_nothing, answered_by_us, play.connection.is_holding_memory) == (False, False, False, True)
         assert play.connection.last_active_s == play.clock.monotonic_s()
         play.lose()
 
@@ -871,11 +871,11 @@ async def test_requests_queued_behind_one_that_runs_alone_are_held_for_as_long_a
     async with playing() as play:
         play.receive(b"M1")
         await settle()
-        alone = play.connection.is_hoarding
+        alone = play.connection.is_holding_memory
         play.receive(b"P1")
 
         assert not alone
-        assert play.connection.is_hoarding
+        assert play.connection.is_holding_memory
         play.lose()
 
 
@@ -1055,13 +1055,13 @@ def test_requests_for_which_there_is_no_memory_are_taken_when_there_is() -> None
     small, large = b"P" + bytes(20_000), b"P" + bytes(200_000)
     play.receive(small, large)
     before = list(play.requests.begun)
-    play_is_paused, is_hoarding = play.transport.is_paused, play.connection.is_hoarding
+    play_is_paused, is_holding_memory = play.transport.is_paused, play.connection.is_holding_memory
     others.pop(0)
     play.read_on()
 
     assert before == []
     assert play_is_paused
-    assert not is_hoarding, "it is up to us"
+    assert not is_holding_memory, "it is up to us"
     assert play.requests.begun == [small, large]
 
 

@@ -10,7 +10,7 @@ from broker.responses import (
     BYTES_MIN,
     GRANT_BYTES_MIN,
     GRANT_SHARE_MAX,
-    HOARDING_S,
+    HOLDING_MEMORY_S,
     LOOKED_AT_PER_STEP,
     RESPONSE_BYTES,
     SHORTAGES,
@@ -446,7 +446,7 @@ async def test_who_holds_more_than_an_equal_part_and_takes_nothing_goes_first_an
     room = await after_a_taste(budget, address)
     waiting = asyncio.get_running_loop().create_task(room.to_read(WANTED, LONG_S))
     await settle()
-    looked_on(budget, readers, HOARDING_S + 2)
+    looked_on(budget, readers, HOLDING_MEMORY_S + 2)
 
     assert [one.evicted_for for one in readers] == [UNREAD] + [None] * 40
     waiting.cancel()
