@@ -1,7 +1,7 @@
 """Live brokers and compactors: each registers an ephemeral record and reads those of the others.
 
 `BrokerDirectory` is one broker's view of all. `read_live` reads who is registered with a sentinel, so that no deposed leader answers.
-`Companions` remembers the brokers of before a loss of the metadata store; `MembershipLog` writes who comes and goes into the log.
+`RecentPeers` remembers the brokers of before a loss of the metadata store; `MembershipLog` writes who comes and goes into the log.
 Compactors register at compactors/{name}; `compactor_of` says which of them looks after a partition.
 """
 
@@ -71,7 +71,7 @@ class Listening(Protocol):
 B = TypeVar("B", bound=Listening)
 
 
-class Companions(Generic[B]):
+class RecentPeers(Generic[B]):
     """One broker's memory of who was registered with it. `now_s` of all methods is one monotonic clock.
 
     Brokers that lose the metadata store together register again one after the other. Clients drop a broker that a Metadata response does
@@ -340,7 +340,7 @@ class BrokerDirectory:
         self._changes = 0
         self._hinted = asyncio.Event()
         self._membership = MembershipLog()
-        self._companions: Companions[BrokerRecord] = Companions()
+        self._recent_peers: RecentPeers[BrokerRecord] = RecentPeers()
         self._scans = SharedReads(self._scan)
         self._sentinels = 0
         self._epoch_reads = SharedReads(self._read_epochs)
@@ -441,7 +441,7 @@ class BrokerDirectory:
 
     async def deregister(self) -> None:
         """End the registration, if there is one. A store that does not answer ends it by itself when the session times out."""
-        self._companions.forget()
+        self._recent_peers.forget()
         await self._end_session()
 
     @property
@@ -519,7 +519,7 @@ class BrokerDirectory:
         """All brokers that clients hear of, by id: those of `live`, and for RETURN_GRACE_S after a loss of the registration those that were
         registered before it, this one included.
         """
-        return sorted([*live, *self._companions.missing(live, now_s=self._clock.monotonic_s())], key=_id)
+        return sorted([*live, *self._recent_peers.missing(live, now_s=self._clock.monotonic_s())], key=_id)
 
     async def epochs_now(self) -> frozenset[int]:
         """The epochs of all registered brokers, as of a moment after the call: an epoch that was handed out before it and is not among them
@@ -543,7 +543,7 @@ class BrokerDirectory:
     def _registered(self, record: BrokerRecord, epoch: int) -> Registration:
         self._own, self._own_id, self._own_epoch, self._stands = record, record.broker_id, epoch, True
         self._live_until_s = 0.0
-        self._companions.returned(now_s=self._clock.monotonic_s())
+        self._recent_peers.returned(now_s=self._clock.monotonic_s())
         return Registration(record.broker_id, epoch)
 
     async def _learn_level(self, registration: Registration) -> None:
@@ -577,7 +577,7 @@ class BrokerDirectory:
         self._membership.note(registered, own_id=self._own_id)
         live = [broker for broker in registered if broker.kafka_listeners]
         self._live, self._scanned_at_s = live, self._clock.monotonic_s()
-        self._companions.note(live, is_registered=self.is_registered, now_s=self._scanned_at_s)
+        self._recent_peers.note(live, is_registered=self.is_registered, now_s=self._scanned_at_s)
         if changes == self._changes:
             self._live_until_s = self._scanned_at_s + CACHE_AGE_S
         return {None: live}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from storage.catalog.brokers import RETURN_GRACE_S, BrokerRecord, Companions, Endpoint
+from storage.catalog.brokers import RETURN_GRACE_S, BrokerRecord, Endpoint, RecentPeers
 
 
 @dataclass(frozen=True)
@@ -18,23 +18,23 @@ def brokers(*numbers: int) -> list[Broker]:
 
 
 class Listing:
-    """What the companions of broker 1 see second by second."""
+    """What the recent_peers of broker 1 see second by second."""
 
     def __init__(self) -> None:
-        self.companions: Companions[Broker] = Companions()
+        self.recent_peers: RecentPeers[Broker] = RecentPeers()
         self.now_s = 100.0
         self.returned()
 
     def note(self, *live: int, is_registered: bool = True, after_s: float = 0.0) -> None:
         self.now_s += after_s
-        self.companions.note(brokers(*live), is_registered=is_registered, now_s=self.now_s)
+        self.recent_peers.note(brokers(*live), is_registered=is_registered, now_s=self.now_s)
 
     def returned(self, *, after_s: float = 0.0) -> None:
         self.now_s += after_s
-        self.companions.returned(now_s=self.now_s)
+        self.recent_peers.returned(now_s=self.now_s)
 
     def missing(self, *live: int) -> list[int]:
-        return [broker.broker_id for broker in self.companions.missing(brokers(*live), now_s=self.now_s)]
+        return [broker.broker_id for broker in self.recent_peers.missing(brokers(*live), now_s=self.now_s)]
 
 
 @pytest.mark.parametrize("apart_s", [0.0, RETURN_GRACE_S - 0.1])
@@ -143,7 +143,7 @@ def test_a_place_is_listed_once_though_it_has_another_id_now() -> None:
     listing.note(is_registered=False)
     renamed = [Broker(1, ("host-1",)), Broker(7, ("host-2",))]
 
-    assert listing.companions.missing(renamed, now_s=listing.now_s) == []
+    assert listing.recent_peers.missing(renamed, now_s=listing.now_s) == []
 
 
 def test_brokers_whose_http_addresses_are_alike_are_told_apart() -> None:
@@ -159,10 +159,10 @@ def test_brokers_whose_http_addresses_are_alike_are_told_apart() -> None:
         )
         for number in (1, 2, 3)
     ]
-    companions: Companions[BrokerRecord] = Companions()
-    companions.returned(now_s=100.0)
-    companions.note(records, is_registered=True, now_s=200.0)
-    companions.note(records[:1], is_registered=False, now_s=201.0)
-    companions.returned(now_s=202.0)
+    recent_peers: RecentPeers[BrokerRecord] = RecentPeers()
+    recent_peers.returned(now_s=100.0)
+    recent_peers.note(records, is_registered=True, now_s=200.0)
+    recent_peers.note(records[:1], is_registered=False, now_s=201.0)
+    recent_peers.returned(now_s=202.0)
 
-    assert [one.broker_id for one in companions.missing(records[:1], now_s=202.5)] == [2, 3]
+    assert [one.broker_id for one in recent_peers.missing(records[:1], now_s=202.5)] == [2, 3]
