@@ -16,7 +16,7 @@ import structlog
 from broker.admission import Admission
 from broker.audit import open_audit_log
 from broker.cluster.leadership import Leadership, leadership_of
-from broker.cluster.liveness import Neighbours
+from broker.cluster.liveness import Peers
 from broker.cluster.ownership import Slots
 from broker.cluster.registration import Leaving, RegisteredLife
 from broker.cluster.roles import OwnRoles, PreferredReplicas
@@ -322,10 +322,10 @@ async def open_broker(
         )
         nursery.spawn(waiters.run(), name="waiters")
         strategy = leadership or leadership_of(settings.kafka.leader)
-        neighbours = Neighbours(directory, metadata=opened.metadata, clock=clock, nursery=nursery)
-        closing.callback(neighbours.close)
-        nursery.spawn(neighbours.run(), name="neighbours")
-        slots = Slots(opened.metadata, directory, neighbours)
+        peers = Peers(directory, metadata=opened.metadata, clock=clock, nursery=nursery)
+        closing.callback(peers.close)
+        nursery.spawn(peers.run(), name="peers")
+        slots = Slots(opened.metadata, directory, peers)
         closing.callback(slots.close)
         groups = Coordinator(
             metadata=opened.metadata,

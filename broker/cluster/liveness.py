@@ -52,7 +52,7 @@ class Network(Protocol):
         """Raises `OSError`."""
         ...
 
-    async def knock(self, address: Address) -> None:
+    async def probe(self, address: Address) -> None:
         """Connect and close. Raises `ConnectionRefusedError` if nobody listens there, another `OSError` if that cannot be found out."""
         ...
 
@@ -71,7 +71,7 @@ class SystemNetwork:
             raise OSError(f"not a host name: {endpoint.host!r}") from error
         return list(dict.fromkeys(Address(str(address[0]), endpoint.port) for *_, address in found))
 
-    async def knock(self, address: Address) -> None:
+    async def probe(self, address: Address) -> None:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as connecting:
             connecting.setblocking(False)
@@ -95,7 +95,7 @@ class _Registration:
     probe: asyncio.Task[None] | None = None
 
 
-class Neighbours:
+class Peers:
     """One broker's view of the others. `run` must be running while it is used; `close` ends its hints."""
 
     def __init__(
@@ -219,13 +219,13 @@ class Neighbours:
         return tuple([tuple((await self._network.resolve(endpoint))[:ADDRESSES_MAX]) for endpoint in record.kafka_listeners])
 
     async def _is_answered(self, found: _Registration) -> bool:
-        """Knock until somebody opens; False if nobody does, and not everybody refuses."""
+        """Probe until somebody opens; False if nobody does, and not everybody refuses."""
         assert found.addresses is not None
         refusing: set[Address] = set()
         is_refused = True
         for address in dict.fromkeys(address for addresses in found.addresses for address in addresses):
             try:
-                await self._network.knock(address)
+                await self._network.probe(address)
             except ConnectionRefusedError:
                 refusing.add(address)
             except OSError:

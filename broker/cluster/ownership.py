@@ -81,11 +81,11 @@ class _Replaced(NamedTuple):
 
 
 class Slots:
-    def __init__(self, metadata: MetadataStore, brokers: BrokerDirectory, neighbours: Standing | None = None) -> None:
-        """`neighbours` None: as registered."""
+    def __init__(self, metadata: MetadataStore, brokers: BrokerDirectory, peers: Standing | None = None) -> None:
+        """`peers` None: as registered."""
         self._metadata = metadata
         self._brokers = brokers
-        self._neighbours = neighbours or AsRegistered(brokers)
+        self._peers = peers or AsRegistered(brokers)
         self._claims: dict[int, Claim] = {}
         self._replaced: dict[int, _Replaced] = {}
         self._leaving: set[int] = set()
@@ -177,8 +177,8 @@ class Slots:
         replaced = self._replaced.get(slot)
         if replaced is not None and replaced.session_id == session_id and replaced.version < record.version:
             # The dead do not take claims back.
-            self._neighbours.note_life(session_id)
-        return await self._neighbours.stands(session_id)
+            self._peers.note_life(session_id)
+        return await self._peers.stands(session_id)
 
     async def holders(self, groups: Iterable[str]) -> dict[str, int | None]:
         """The coordinator of each group: the holder of its slot's claim, else the winner. None: no broker lives. Raises `StorageError`."""
@@ -202,7 +202,7 @@ class Slots:
         """The slots that this broker holds, or is the winner of while nobody does. Raises `StorageError`."""
         records = await self._metadata.get_many([keys.coordinator(slot) for slot in range(COORDINATOR_SLOTS)])
         # For housekeeping, which costs no connection.
-        standing = [Candidate(record.broker_id, record.rack) for record in able(await self._neighbours.standing(), Role.GROUPS)]
+        standing = [Candidate(record.broker_id, record.rack) for record in able(await self._peers.standing(), Role.GROUPS)]
         holders = [winner_of(slot, standing) if record is None else decode_claim(record).broker_id for slot, record in enumerate(records)]
         return [slot for slot, holder in enumerate(holders) if holder == self.own_id]
 
@@ -212,11 +212,11 @@ class Slots:
 
     async def winner(self, slot: int) -> int | None:
         """Among those alive. Raises `StorageError`."""
-        standing = {record.broker_id: record for record in await self._neighbours.meet()}
+        standing = {record.broker_id: record for record in await self._peers.meet()}
         while True:
             candidates = able(list(standing.values()), Role.GROUPS)
             winner = winner_of(slot, [Candidate(record.broker_id, record.rack) for record in candidates])
-            if winner in (None, self.own_id) or await self._neighbours.stands(standing[winner].session_id):
+            if winner in (None, self.own_id) or await self._peers.stands(standing[winner].session_id):
                 return winner
             del standing[winner]
 

@@ -43,7 +43,7 @@ class Guessing:
 
 
 class Guesses:
-    """Neighbours of which any may be taken for dead at any time, whatever it does. Each broker guesses for itself."""
+    """Peers of which any may be taken for dead at any time, whatever it does. Each broker guesses for itself."""
 
     def __init__(self, directory: BrokerDirectory, guessing: Guessing, chance: random.Random, now_s: Callable[[], float]) -> None:
         self._directory = directory

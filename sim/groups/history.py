@@ -222,7 +222,7 @@ def unprocessed(history: GroupHistory, acked: Mapping[tuple[int, int], int]) -> 
 
 
 def longest_pause_s(times_s: Iterable[float]) -> float:
-    """Between two neighbours."""
+    """Between two peers."""
     ordered = sorted(times_s)
     return max((later - earlier for earlier, later in itertools.pairwise(ordered)), default=0.0)
 

@@ -28,7 +28,7 @@ ALL_HAVE_ALL: Mapping[int, Collection[Role]] = {}
 
 @dataclass
 class Opinion:
-    """Neighbours of whom some are dead because a test says so."""
+    """Peers of whom some are dead because a test says so."""
 
     directory: BrokerDirectory
     dead: set[int] = field(default_factory=set)

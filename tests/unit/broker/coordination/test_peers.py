@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from broker.cluster.liveness import DEATH_S, FRESH_S, PROBE_S, PROBES_MAX, UNREACHED_S, Address, Neighbours, Network, SystemNetwork
+from broker.cluster.liveness import DEATH_S, FRESH_S, PROBE_S, PROBES_MAX, UNREACHED_S, Address, Network, Peers, SystemNetwork
 from runtime.clock import Clock, SystemClock
 from runtime.supervision import Nursery
 from sim.loop import VirtualClock, VirtualLoop
@@ -31,7 +31,7 @@ class Doors:
     unreachable: set[str] = field(default_factory=set)
     nameless: set[str] = field(default_factory=set)
     latency_s: float = 0.001
-    knocks: Counter[str] = field(default_factory=Counter)
+    probes: Counter[str] = field(default_factory=Counter)
     under_way: int = 0
     under_way_max: int = 0
 
@@ -40,8 +40,8 @@ class Doors:
             raise socket.gaierror("no such name")
         return [Address(endpoint.host, endpoint.port)]
 
-    async def knock(self, address: Address) -> None:
-        self.knocks[address.host] += 1
+    async def probe(self, address: Address) -> None:
+        self.probes[address.host] += 1
         self.under_way += 1
         self.under_way_max = max(self.under_way, self.under_way_max)
         try:
@@ -61,7 +61,7 @@ class World:
     store: MemoryMetadataStore
     clock: Clock
     nursery: Nursery
-    neighbours: Neighbours
+    peers: Peers
     doors: Doors
     others: dict[int, BrokerDirectory] = field(default_factory=dict)
 
@@ -75,10 +75,10 @@ class World:
         return directory.session.session_id
 
     async def standing(self) -> list[int]:
-        return [record.broker_id for record in await self.neighbours.standing()]
+        return [record.broker_id for record in await self.peers.standing()]
 
     async def met(self) -> None:
-        await self.neighbours.meet()
+        await self.peers.meet()
         await asyncio.sleep(OLD_S)
 
 
@@ -94,10 +94,10 @@ async def world(clock: Clock, network: Network | None = None) -> AsyncIterator[W
     directory = BrokerDirectory(metadata, clock=clock)
     await directory.register(listeners=[at("b1")], rack=None, version="0", broker_id=1)
     async with Nursery() as nursery:
-        neighbours = Neighbours(directory, metadata=metadata, clock=clock, nursery=nursery, network=network or doors)
-        made = World(store, clock, nursery, neighbours, doors)
+        peers = Peers(directory, metadata=metadata, clock=clock, nursery=nursery, network=network or doors)
+        made = World(store, clock, nursery, peers, doors)
         yield made
-        neighbours.close()
+        peers.close()
         for other in [directory, *made.others.values()]:
             other.close()
     await store.close()
@@ -118,10 +118,10 @@ def virtually(test: Callable[[World], Awaitable[None]]) -> None:
 def test_who_was_reached_and_refuses_now_is_dead() -> None:
     async def test(w: World) -> None:
         other = await w.join(2)
-        before = await w.neighbours.stands(other)
+        before = await w.peers.stands(other)
         await asyncio.sleep(OLD_S)
         w.doors.refusing.add("b2")
-        after = await w.neighbours.stands(other)
+        after = await w.peers.stands(other)
 
         assert (before, after) == (True, False)
         assert await w.standing() == [1]
@@ -135,11 +135,11 @@ def test_an_address_that_never_led_anywhere_proves_nothing() -> None:
         other = await w.join(2)
         verdicts = []
         for _ in range(3):
-            verdicts.append(await w.neighbours.stands(other))
+            verdicts.append(await w.peers.stands(other))
             await asyncio.sleep(UNREACHED_S + 1.0)
 
         assert verdicts == [True] * 3
-        assert 1 < w.doors.knocks["b2"] <= 3
+        assert 1 < w.doors.probes["b2"] <= 3
 
     virtually(test)
 
@@ -150,9 +150,9 @@ def test_who_does_not_answer_is_not_dead(what: str) -> None:
         other = await w.join(2)
         await w.met()
         getattr(w.doors, what).add("b2")
-        verdicts = [await w.neighbours.stands(other) for _ in range(3)]
+        verdicts = [await w.peers.stands(other) for _ in range(3)]
         await asyncio.sleep(OLD_S)
-        verdicts.append(await w.neighbours.stands(other))
+        verdicts.append(await w.peers.stands(other))
 
         assert verdicts == [True] * 4
 
@@ -168,7 +168,7 @@ def test_a_question_waits_once_for_who_is_silent() -> None:
         waits_s = []
         for _ in range(4):
             began_s = loop.time()
-            await w.neighbours.stands(other)
+            await w.peers.stands(other)
             waits_s.append(loop.time() - began_s)
             await asyncio.sleep(OLD_S)
 
@@ -183,14 +183,14 @@ def test_who_was_silent_and_then_refuses_is_found_dead() -> None:
         other = await w.join(2)
         await w.met()
         w.doors.silent.add("b2")
-        await w.neighbours.stands(other)
+        await w.peers.stands(other)
         await asyncio.sleep(OLD_S)
         w.doors.silent.clear()
         w.doors.refusing.add("b2")
-        await w.neighbours.stands(other)
+        await w.peers.stands(other)
         await asyncio.sleep(OLD_S)
 
-        assert not await w.neighbours.stands(other)
+        assert not await w.peers.stands(other)
 
     virtually(test)
 
@@ -200,12 +200,12 @@ def test_one_listener_that_refuses_is_not_enough() -> None:
         other = await w.join(2, at("b2"), at("b2-tls", 9093, "TLS"))
         await w.met()
         w.doors.refusing.add("b2")
-        stands = await w.neighbours.stands(other)
+        stands = await w.peers.stands(other)
         await asyncio.sleep(OLD_S)
         w.doors.refusing.add("b2-tls")
 
         assert stands
-        assert not await w.neighbours.stands(other)
+        assert not await w.peers.stands(other)
 
     virtually(test)
 
@@ -217,7 +217,7 @@ def test_a_listener_that_cannot_be_reached_beside_one_that_refuses_proves_nothin
         await w.met()
         w.doors.refusing.add("b2")
 
-        assert await w.neighbours.stands(other)
+        assert await w.peers.stands(other)
 
     virtually(test)
 
@@ -228,8 +228,8 @@ def test_a_name_that_does_not_resolve_proves_nothing() -> None:
         other = await w.join(2)
         await w.met()
 
-        assert await w.neighbours.stands(other)
-        assert not w.doors.knocks
+        assert await w.peers.stands(other)
+        assert not w.doors.probes
 
     virtually(test)
 
@@ -244,7 +244,7 @@ def test_what_an_earlier_registration_has_accepted_does_not_count() -> None:
         await w.met()
         await asyncio.sleep(UNREACHED_S + 1.0)
 
-        assert await w.neighbours.stands(again)
+        assert await w.peers.stands(again)
         assert await w.standing() == [1, 2]
 
     virtually(test)
@@ -257,15 +257,15 @@ def test_who_was_started_again_on_its_address_is_dead_and_the_new_one_stands() -
         successor = await w.join(3, at("there"))
 
         assert await w.standing() == [1, 3]
-        assert not await w.neighbours.stands(former)
-        assert await w.neighbours.stands(successor)
+        assert not await w.peers.stands(former)
+        assert await w.peers.stands(successor)
 
     virtually(test)
 
 
 def test_who_has_this_brokers_own_address_is_what_was_there_before_it() -> None:
     async def test(w: World) -> None:
-        own = (await w.neighbours.standing())[0]
+        own = (await w.peers.standing())[0]
         former = BrokerRecord(
             broker_id=2,
             listeners=own.listeners,
@@ -274,10 +274,10 @@ def test_who_has_this_brokers_own_address_is_what_was_there_before_it() -> None:
             started_at_ms=own.started_at_ms - 1,
             session_id=own.session_id + 77,
         )
-        w.neighbours._review([own, former])
+        w.peers._review([own, former])
 
-        assert w.neighbours._is_dead(former.session_id)
-        assert not w.neighbours._is_dead(own.session_id)
+        assert w.peers._is_dead(former.session_id)
+        assert not w.peers._is_dead(own.session_id)
 
     virtually(test)
 
@@ -288,9 +288,9 @@ def test_brokers_without_listeners_are_not_each_others_successors() -> None:
             BrokerRecord(broker_id=number, listeners=(), rack=None, version="0", started_at_ms=number, session_id=number)
             for number in (2, 3)
         ]
-        w.neighbours._review(records)
+        w.peers._review(records)
 
-        assert not any(w.neighbours._is_dead(record.session_id) for record in records)
+        assert not any(w.peers._is_dead(record.session_id) for record in records)
 
     virtually(test)
 
@@ -300,20 +300,20 @@ def test_who_is_still_registered_when_its_session_must_have_ended_lives_and_is_n
         other = await w.join(2)
         await w.met()
         w.doors.refusing.add("b2")
-        dead_at_once = not await w.neighbours.stands(other)
+        dead_at_once = not await w.peers.stands(other)
         await asyncio.sleep(DEATH_S - OLD_S)
-        still_dead = not await w.neighbours.stands(other)
+        still_dead = not await w.peers.stands(other)
         await asyncio.sleep(OLD_S)
-        knocks = w.doors.knocks["b2"]
+        probes = w.doors.probes["b2"]
         later = []
         for _ in range(3):
-            later.append(await w.neighbours.stands(other))
+            later.append(await w.peers.stands(other))
             await asyncio.sleep(UNREACHED_S + 1.0)
 
         assert dead_at_once
         assert still_dead
         assert later == [True] * 3
-        assert w.doors.knocks["b2"] == knocks, "nothing that could be learnt would count"
+        assert w.doors.probes["b2"] == probes, "nothing that could be learnt would count"
         assert await w.standing() == [1, 2]
 
     virtually(test)
@@ -324,11 +324,11 @@ def test_who_is_dead_stays_so_when_its_address_opens_again() -> None:
         other = await w.join(2)
         await w.met()
         w.doors.refusing.add("b2")
-        await w.neighbours.stands(other)
+        await w.peers.stands(other)
         w.doors.refusing.clear()
         await asyncio.sleep(1.0)
 
-        assert not await w.neighbours.stands(other), "a broker that is started again listens before it can register"
+        assert not await w.peers.stands(other), "a broker that is started again listens before it can register"
 
     virtually(test)
 
@@ -338,13 +338,13 @@ def test_a_sign_of_life_counts_at_once_and_for_good() -> None:
         other = await w.join(2)
         await w.met()
         w.doors.refusing.add("b2")
-        dead = not await w.neighbours.stands(other)
-        w.neighbours.note_life(other)
-        lives = await w.neighbours.stands(other)
+        dead = not await w.peers.stands(other)
+        w.peers.note_life(other)
+        lives = await w.peers.stands(other)
         await asyncio.sleep(1.0)
 
         assert (dead, lives) == (True, True)
-        assert await w.neighbours.stands(other)
+        assert await w.peers.stands(other)
 
     virtually(test)
 
@@ -353,13 +353,13 @@ def test_what_is_fresh_is_not_asked_again_and_questions_share_a_probe() -> None:
     async def test(w: World) -> None:
         other = await w.join(2)
         await w.met()
-        first = w.doors.knocks["b2"]
-        await asyncio.gather(*(w.neighbours.stands(other) for _ in range(20)))
-        shared = w.doors.knocks["b2"]
+        first = w.doors.probes["b2"]
+        await asyncio.gather(*(w.peers.stands(other) for _ in range(20)))
+        shared = w.doors.probes["b2"]
         await asyncio.sleep(FRESH_S / 2)
-        await asyncio.gather(*(w.neighbours.stands(other) for _ in range(20)))
+        await asyncio.gather(*(w.peers.stands(other) for _ in range(20)))
 
-        assert (first, shared, w.doors.knocks["b2"]) == (1, 2, 2)
+        assert (first, shared, w.doors.probes["b2"]) == (1, 2, 2)
 
     virtually(test)
 
@@ -372,8 +372,8 @@ def test_few_are_asked_at_a_time_and_all_in_the_end() -> None:
         await w.met()
 
         assert w.doors.under_way_max == PROBES_MAX
-        assert set(w.doors.knocks.values()) == {1}
-        assert len(w.doors.knocks) == count
+        assert set(w.doors.probes.values()) == {1}
+        assert len(w.doors.probes) == count
 
     virtually(test)
 
@@ -382,41 +382,41 @@ def test_who_has_left_is_forgotten_with_its_probe() -> None:
     async def test(w: World) -> None:
         await w.join(2)
         w.doors.silent.add("b2")
-        await w.neighbours.meet()
+        await w.peers.meet()
         await asyncio.sleep(0.01)
         asked = w.doors.under_way
         await w.others[2].deregister()
         await asyncio.sleep(0.01)
-        await w.neighbours.standing()
+        await w.peers.standing()
         await asyncio.sleep(0.01)
 
         assert (asked, w.doors.under_way) == (1, 0)
-        assert not w.neighbours._known
+        assert not w.peers._known
 
     virtually(test)
 
 
 def test_nobody_is_asked_while_there_are_no_groups() -> None:
     async def test(w: World) -> None:
-        w.nursery.spawn(w.neighbours.run(), name="neighbours")
+        w.nursery.spawn(w.peers.run(), name="peers")
         await w.join(2)
         for _ in range(10):
-            await w.neighbours.standing()
+            await w.peers.standing()
             await asyncio.sleep(60.0)
 
-        assert not w.doors.knocks
+        assert not w.doors.probes
 
     virtually(test)
 
 
 def test_the_others_are_met_once_when_somebody_claims_a_slot() -> None:
     async def test(w: World) -> None:
-        w.nursery.spawn(w.neighbours.run(), name="neighbours")
+        w.nursery.spawn(w.peers.run(), name="peers")
         session = await w.join(2)
         await w.store.write([Put(keys.coordinator(7), b"{}", None, session=session)])
         await asyncio.sleep(600.0)
 
-        assert w.doors.knocks == {"b2": 1}
+        assert w.doors.probes == {"b2": 1}
 
     virtually(test)
 
@@ -426,10 +426,10 @@ def test_who_starts_late_meets_the_others_if_there_are_claims() -> None:
         session = await w.join(2)
         await w.store.write([Put(keys.coordinator(7), b"{}", None, session=session)])
         await asyncio.sleep(1.0)
-        w.nursery.spawn(w.neighbours.run(), name="neighbours")
+        w.nursery.spawn(w.peers.run(), name="peers")
         await asyncio.sleep(1.0)
 
-        assert w.doors.knocks == {"b2": 1}
+        assert w.doors.probes == {"b2": 1}
 
     virtually(test)
 
@@ -445,12 +445,12 @@ async def test_a_real_socket_that_accepted_and_is_closed_is_the_end_of_a_broker(
     host, server = listening
     async with world(SystemClock(), SystemNetwork()) as w:
         other = await w.join(2, at(host, server.getsockname()[1]))
-        verdicts = [await w.neighbours.stands(other)]
+        verdicts = [await w.peers.stands(other)]
         await asyncio.sleep(OLD_S)
-        verdicts.append(await w.neighbours.stands(other))
+        verdicts.append(await w.peers.stands(other))
         server.close()
         async with asyncio.timeout(SOON_S):
-            while await w.neighbours.stands(other):  # noqa: ASYNC110 - it is asked again when what was found is old
+            while await w.peers.stands(other):  # noqa: ASYNC110 - it is asked again when what was found is old
                 await asyncio.sleep(0.05)
 
     assert verdicts == [True, True]
@@ -464,7 +464,7 @@ async def test_a_real_socket_that_was_never_there_proves_nothing(listening: tupl
         other = await w.join(2, at(host, port))
         await w.met()
 
-        assert await w.neighbours.stands(other)
+        assert await w.peers.stands(other)
         assert await w.standing() == [1, 2]
 
 
