@@ -51,7 +51,7 @@ IDEMPOTENT_GIVE_UP_RATE: Final = 0.15
 
 LATER_RATE: Final = 0.3
 LATER_S: Final = (0.1, 0.8)
-"""With what an upload may take less than a stranger waits for (SHORTEST_WAIT): no client is slower, beside the 35 s of a real broker."""
+"""With what an upload may take less than an unknown producer waits for (SHORTEST_WAIT): no client is slower; a real broker has 35 s."""
 
 
 class Arriving:

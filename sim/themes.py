@@ -90,8 +90,8 @@ def forgetful_log(limits: LogLimits) -> LogLimits:
         partitions_bytes_max=8_000,
         lost_kept_max=1,
         lost_of_all_kept_max=2,
-        strangers_kept_max=2,
-        strangers_of_all_kept_max=3,
+        unknown_producers_max=2,
+        unknown_producers_of_all_max=3,
     )
 
 
@@ -101,13 +101,13 @@ def impatient_log(limits: LogLimits) -> LogLimits:
 
 
 def short_deadlines_log(limits: LogLimits) -> LogLimits:
-    """Short beside the outages and pauses of a run, so that commits are given up, abandoned and buried. A stranger waits for longer than a
-    commit and the longest pause of a broker together: what comes before it is then not on its way any more.
+    """Short beside the outages and pauses of a run, so that commits are given up, abandoned and fenced. An unknown producer waits for longer than
+    a commit and the longest pause of a broker together: what comes before it is then not on its way any more.
     """
     return replace(
         impatient_log(limits),
         commit_timeout_s=1.5,
-        strangers_wait_s=10.0,
+        unknown_producers_wait_s=10.0,
         upload_try_timeout_s=0.5,
         upload_timeout_s=1.0,
         producer_pages_timeout_s=0.5,
@@ -115,8 +115,8 @@ def short_deadlines_log(limits: LogLimits) -> LogLimits:
 
 
 def shortest_wait_log(limits: LogLimits) -> LogLimits:
-    """For runs in which no request is late and no broker pauses: longer than a commit is all that a stranger has to wait."""
-    return replace(short_deadlines_log(limits), strangers_wait_s=2.0)
+    """For runs in which no request is late and no broker pauses: longer than a commit is all that an unknown producer has to wait."""
+    return replace(short_deadlines_log(limits), unknown_producers_wait_s=2.0)
 
 
 def small_compactor(limits: CompactorLimits) -> CompactorLimits:
@@ -313,8 +313,8 @@ def _churning(chance: random.Random, usual: Theme) -> Theme:
 
 
 def _stubborn(usual: Theme) -> Theme:
-    """Uploads fail for seconds, clients send each batch again by itself to the one broker they know, and strangers wait shortly: nothing
-    else is late, so nothing can be on its way for longer.
+    """Uploads fail for seconds, clients send each batch again by itself to the one broker they know, and unknown producers wait shortly:
+    nothing else is late, so nothing can be on its way for longer.
     """
     return replace(
         usual,

@@ -248,8 +248,8 @@ def _end(commit: Commit) -> Commit | None:
 
 def refuse_behind(commit: Commit, sources: Sources, error: StorageError) -> None:
     """A batch of these `sources` was lost before it was committed: what follows it in the commit queue, or is gathered, must not be
-    appended before its retry. (`decide` would refuse most followers with a sequence by itself, but not those of a stranger that may begin
-    late: ADR 9.)
+    appended before its retry. (`decide` would refuse most followers with a sequence by itself, but not those of an unknown producer that may
+    begin late: ADR 9.)
     """
     if not sources:
         return
@@ -270,9 +270,9 @@ def _refuse(batches: list[Batch], sources: Sources, error: StorageError) -> None
 
 class Purpose(Enum):
     COMMIT = auto()
-    BURIAL = auto()
+    FENCING_WRITE = auto()
     """Put what is there once more: whoever wins, the version moves, and an attempt that may still be on its way can never apply."""
-    PROOF = auto()
+    READ_BARRIER = auto()
     """The same, before a refusal that no retry heals: only a write shows that the record it rests on was not a deposed leader's."""
 
 
@@ -318,7 +318,7 @@ class Committer:
         limits: LogLimits = DEFAULT_LIMITS,
     ) -> None:
         self._limits = limits
-        self._strangers_wait_s = limits.strangers_wait_s
+        self._unknown_producers_wait_s = limits.unknown_producers_wait_s
         self._metadata = metadata
         self._manifest_reads = manifest_reads
         self._tail = tail
@@ -359,7 +359,7 @@ class Committer:
 
     def give_up(self, commit: Commit) -> None:
         """Answer a commit that is past its deadline: definitely refused if nothing can have been applied, else as unknown (then it is only
-        buried). What it holds is released at once, wherever it waits.
+        fenced). What it holds is released at once, wherever it waits.
         """
         if commit.is_given_up:
             return
@@ -403,7 +403,7 @@ class Committer:
             try:
                 await self._manifest_reads.refresh([commit.log for commit in commits])
                 await self._pages.load([commit for commit in commits if not commit.is_given_up])
-                await self._unknown_producers.look(commits, wait_s=self._strangers_wait_s)
+                await self._unknown_producers.look(commits, wait_s=self._unknown_producers_wait_s)
             except StorageError as error:
                 for commit in commits:
                     commit.cause = str(error)
@@ -414,7 +414,7 @@ class Committer:
                 self._nursery.spawn(self._run_ready(opened), name="commit-opened")
 
     def _without_overdue(self, commits: list[Commit], opened: list[Commit]) -> list[Commit]:
-        """Give up what is overdue; what is left of it to be buried stays."""
+        """Give up what is overdue; what is left of it to be fenced stays."""
         now_s = self._clock.monotonic_s()
         kept: list[Commit] = []
         for commit in commits:
@@ -513,7 +513,7 @@ class Committer:
                 # What it becomes may not change behind the answer of its clients:
                 #     attempt at version 7 … no answer … given up: REQUEST_TIMED_OUT … who looks finds nothing … the attempt lands
                 # A put at version 7 decides it: whichever of the two comes second finds version 8.
-                return self._put_again(commit, Purpose.BURIAL, _NOTHING, manifest) if commit.is_given_up else CommitStep.DECIDE
+                return self._put_again(commit, Purpose.FENCING_WRITE, _NOTHING, manifest) if commit.is_given_up else CommitStep.DECIDE
 
     def _decide(self, commit: Commit, manifest: Manifest, *, is_fresh: bool) -> Send | CommitStep:
         log = commit.log
@@ -526,8 +526,8 @@ class Committer:
             carry(commit, count)  # not of one that may have been applied: the version is the one at which it fitted
         commit.begin(self._epoch)
         dead = self._dead_writers.of(manifest)
-        strangers = producers.strangers
-        begin_at = strangers.begin_at(self._clock.monotonic_s(), wait_s=self._strangers_wait_s) if strangers.refused else NOBODY
+        waiting = producers.waiting
+        begin_at = waiting.begin_at(self._clock.monotonic_s(), wait_s=self._unknown_producers_wait_s) if waiting.refused else NOBODY
         decision = decide(
             manifest,
             commit.batches,
@@ -537,7 +537,7 @@ class Committer:
             now_ms=self._clock.now_ms(),
             limits=self._limits,
             pages=commit.pages,
-            lost=producers.lost and producers.lost_since(self._clock.monotonic_s() - self._strangers_wait_s),
+            lost=producers.lost and producers.lost_since(self._clock.monotonic_s() - self._unknown_producers_wait_s),
             begin_at={**begin_at, **proved_for(commit, manifest)} if commit.begin_at else begin_at,
             dead_writers=dead and [epoch for epoch in dead if epoch != commit.epoch],
             version=version,
@@ -552,9 +552,9 @@ class Committer:
                 return CommitStep.READ  # a negative answer is never given from a record that may be old
             # Time alone may turn what an attempt would append into a refusal, a producer expires: then it must not land behind the answer.
             #     attempt 1 at version 7 … no answer … its producer expires, attempt 2 refuses … attempt 1 lands: appended and refused
-            # As a burial does, a proof at version 7 decides it before the answer is given.
+            # As a fencing write does, a read barrier at version 7 decides it before the answer is given.
             if commit.unknown is not None or any(verdict.outcome is Outcome.OUT_OF_ORDER_SEQUENCE for verdict in decision.verdicts):
-                return self._put_again(commit, Purpose.PROOF, decision, manifest)
+                return self._put_again(commit, Purpose.READ_BARRIER, decision, manifest)
             self._answer(commit, decision.verdicts)
             return CommitStep.FINISHED
         value = encode(decision.manifest)
@@ -631,7 +631,7 @@ class Committer:
                         self._applied(commit, send.decision, version=result.version, asked_s=asked_s)
                     else:
                         commit.log.note_put_again(send.expected_version, result.version, asked_s)
-                    if send.purpose is Purpose.PROOF:
+                    if send.purpose is Purpose.READ_BARRIER:
                         self._answer(commit, send.decision.verdicts)
                     return CommitStep.FINISHED
                 # Nothing of this attempt happened. Earlier attempts without an answer remain open, so `unknown` stays:
@@ -679,7 +679,7 @@ class Committer:
 
     def _answer(self, commit: Commit, verdicts: Sequence[Verdict]) -> None:
         log = commit.log
-        manifest, strangers, traffic = log.seen.manifest, log.producers.strangers, log.traffic
+        manifest, waiting, traffic = log.seen.manifest, log.producers.waiting, log.traffic
         log_start = manifest.log_start if manifest is not None else 0
         for batch, verdict in zip(commit.batches, verdicts, strict=True):
             outcome = verdict.outcome
@@ -687,14 +687,14 @@ class Committer:
                 traffic.bytes_in += batch.size_bytes
                 traffic.records_in += batch.record_count
             if outcome is Outcome.APPENDED or outcome is Outcome.DUPLICATE:
-                if strangers.refused:
-                    strangers.forget(batch.producer_id)
+                if waiting.refused:
+                    waiting.forget(batch.producer_id)
                 answer = Appended if outcome is Outcome.APPENDED else AppendedBefore
                 batch.settle(answer(verdict.base_offset, log_start))
                 continue
             if outcome is Outcome.NO_PREDECESSOR:
                 now_s = self._clock.monotonic_s()
-                strangers.make_wait(batch.producer_id, batch.producer_epoch, batch.first_seq, now_s, wait_s=self._strangers_wait_s)
+                waiting.make_wait(batch.producer_id, batch.producer_epoch, batch.first_seq, now_s, wait_s=self._unknown_producers_wait_s)
             batch.settle(refusal(batch, verdict, log))
 
     async def _reupload(self, commit: Commit) -> None:

@@ -330,7 +330,7 @@ def attempt_outcome(
         the record read since                      fate         clients wait                  given up
         ──────────────────────────────────────────────────────────────────────────────────────────────
         writers[epoch] names our commit_seq        Found        answer as that attempt says   end
-        the version is the one that was sent       UNDECIDED    send again                    bury
+        the version is the one that was sent       UNDECIDED    send again                    fence
         the version moved, our entry may be gone   NEVER_KNOWN  answer REQUEST_TIMED_OUT      end
         the version moved otherwise                FAILED       decide again                  end
 

@@ -28,7 +28,7 @@ class LogLimits:
     write_request_bytes_max: int = WRITE_REQUEST_BYTES_MAX
     """Bytes of one write of a commit: no more than every metadata store takes."""
     commit_write_timeout_s: float = 10.0
-    strangers_wait_s: float = 35.0
+    unknown_producers_wait_s: float = 35.0
     """How long a producer that nobody knows must be refused before it may begin behind its first sequence: longer than any broker that is
     well goes on trying to commit what was sent before (`commit_timeout_s`, and a little)."""
 
@@ -92,9 +92,9 @@ class LogLimits:
     """Producers of one partition whose batches were lost."""
     lost_of_all_kept_max: int = 32_768
     """Producers of all partitions, 400 bytes of memory each."""
-    strangers_kept_max: int = 1_024
+    unknown_producers_max: int = 1_024
     """Per partition."""
-    strangers_of_all_kept_max: int = 32_768
+    unknown_producers_of_all_max: int = 32_768
     """Over all partitions, 500 bytes of memory each."""
 
     # Fresh reads of manifests, and changes of them: fresh_reads, trim

@@ -19,7 +19,7 @@ from storage.log.batch import Batch
 from storage.log.decide import UnknownAttempts
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.producer_pages import Pages
-from storage.log.producers import AllStrangers, LostBatches, PermittedStart, ProducerMemory
+from storage.log.producers import AllWaitingProducers, LostBatches, PermittedStart, ProducerMemory
 from storage.log.scan import BatchRun
 from storage.log.traffic import TopicTraffic, Traffic
 from storage.metadata.keys import PartitionKeys
@@ -517,7 +517,7 @@ class Remembered:
         self.heard = heard or (lambda _log: None)
         self.size_bytes = 0
         self.lost = LostBatches(limits=limits)
-        self.waiting = AllStrangers(limits=limits)
+        self.waiting = AllWaitingProducers(limits=limits)
 
 
 class PartitionLog:

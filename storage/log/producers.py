@@ -1,6 +1,6 @@
 """The producers of a partition, as one broker remembers them beside the manifest (ADR 9).
 
-Strangers are producers that the partition does not know: they wait while what comes before their batches may still be on its way. Lost
+Unknown producers are those that the partition does not know: they wait while what comes before their batches may still be on its way. Lost
 batches were answered with an error while later ones may follow. Safety rests on none of it: all of it can be lost.
 """
 
@@ -22,7 +22,7 @@ class PermittedStart(NamedTuple):
     first_seq: int
 
 
-class Stranger(NamedTuple):
+class UnknownProducer(NamedTuple):
     """`start`: its epoch and the lowest sequence that it was refused. Times are monotonic seconds: when it began to wait, and when that
     sequence was refused last.
     """
@@ -32,53 +32,53 @@ class Stranger(NamedTuple):
     last_s: float
 
 
-class AllStrangers:
-    """The strangers of all partitions of one broker, those refused longest ago ahead. They outlive what else is known of their partition:
-    else those of a partition that is forgotten again and again would never begin.
+class AllWaitingProducers:
+    """The unknown producers of all partitions of one broker, those refused longest ago ahead. They outlive what else is known of their
+    partition: else those of a partition that is forgotten again and again would never begin.
     """
 
     def __init__(self, *, limits: LogLimits = DEFAULT_LIMITS) -> None:
-        self.kept_of_one_max, self._kept_max = limits.strangers_kept_max, limits.strangers_of_all_kept_max
-        self._last_s: OrderedDict[tuple[Strangers, int], float] = OrderedDict()
-        self._not_empty: dict[PartitionId, Strangers] = {}
+        self.kept_of_one_max, self._kept_max = limits.unknown_producers_max, limits.unknown_producers_of_all_max
+        self._last_s: OrderedDict[tuple[WaitingProducers, int], float] = OrderedDict()
+        self._not_empty: dict[PartitionId, WaitingProducers] = {}
 
     def __len__(self) -> int:
         return len(self._last_s)
 
-    def of(self, partition: PartitionId) -> "Strangers":
-        return self._not_empty.get(partition) or Strangers(self, partition)
+    def of(self, partition: PartitionId) -> "WaitingProducers":
+        return self._not_empty.get(partition) or WaitingProducers(self, partition)
 
-    def note(self, strangers: "Strangers", producer_id: int, now_s: float) -> None:
-        self._not_empty[strangers.partition] = strangers
-        self._last_s[strangers, producer_id] = now_s
-        self._last_s.move_to_end((strangers, producer_id))
+    def note(self, waiting: "WaitingProducers", producer_id: int, now_s: float) -> None:
+        self._not_empty[waiting.partition] = waiting
+        self._last_s[waiting, producer_id] = now_s
+        self._last_s.move_to_end((waiting, producer_id))
 
-    def drop(self, strangers: "Strangers", producer_id: int) -> None:
-        del self._last_s[strangers, producer_id]
-        if not strangers.refused:
-            self._not_empty.pop(strangers.partition, None)
+    def drop(self, waiting: "WaitingProducers", producer_id: int) -> None:
+        del self._last_s[waiting, producer_id]
+        if not waiting.refused:
+            self._not_empty.pop(waiting.partition, None)
 
-    def has_room(self, strangers: "Strangers", gone_before_s: float) -> bool:
+    def has_room(self, waiting: "WaitingProducers", gone_before_s: float) -> bool:
         """For one more of these. If there are too many, those that went away make room, then one of a partition that has more of them: so a
         crowd at some partitions keeps nobody out of the others.
         """
         while len(self._last_s) >= self._kept_max:
             (others, producer_id), last_s = next(iter(self._last_s.items()))
-            if last_s >= gone_before_s and len(others.refused) <= len(strangers.refused) + 1:
+            if last_s >= gone_before_s and len(others.refused) <= len(waiting.refused) + 1:
                 return False
             others.forget(producer_id)
         return True
 
 
-class Strangers:
-    """The strangers of one partition, as this broker refused them. When full, it takes another only after one of these has begun."""
+class WaitingProducers:
+    """The unknown producers of one partition, as this broker refused them. When full, it takes one only after another has begun."""
 
     __slots__ = ("_waiting", "partition", "refused")
 
-    def __init__(self, waiting: AllStrangers, partition: PartitionId) -> None:
+    def __init__(self, waiting: AllWaitingProducers, partition: PartitionId) -> None:
         self.partition = partition
         self._waiting = waiting
-        self.refused: dict[int, Stranger] = {}
+        self.refused: dict[int, UnknownProducer] = {}
         """By producer, the one refused first ahead. Read by those to whom an empty one must cost nothing; written here alone."""
 
     def make_wait(self, producer_id: int, producer_epoch: int, first_seq: int, now_s: float, *, wait_s: float) -> None:
@@ -89,13 +89,13 @@ class Strangers:
         before = self.refused.get(producer_id)
         if before is not None and before.start.producer_epoch >= producer_epoch and before.last_s >= now_s - 2 * wait_s:
             if before.start.producer_epoch == producer_epoch and first_seq <= before.start.first_seq:
-                self.refused[producer_id] = Stranger(start, before.since_s, now_s)
+                self.refused[producer_id] = UnknownProducer(start, before.since_s, now_s)
                 self._waiting.note(self, producer_id, now_s)
             return
         self.forget(producer_id)
         self._forget_gone(now_s - 2 * wait_s)
         if len(self.refused) < self._waiting.kept_of_one_max and self._waiting.has_room(self, now_s - 2 * wait_s):
-            self.refused[producer_id] = Stranger(start, now_s, now_s)
+            self.refused[producer_id] = UnknownProducer(start, now_s, now_s)
             self._waiting.note(self, producer_id, now_s)
 
     def forget(self, producer_id: int) -> None:
@@ -104,7 +104,7 @@ class Strangers:
             self._waiting.drop(self, producer_id)
 
     def begin_at(self, now_s: float, *, wait_s: float) -> Mapping[int, PermittedStart]:
-        """The strangers that were refused for `wait_s`, each with the sequence up to which it may begin: the lowest that it was refused.
+        """The unknown producers that were refused for `wait_s`, each with the sequence up to which it may begin: the lowest refused one.
 
         It may have been refused the first of several batches a moment before its time was over. The others wait until that is sent again:
         appended before it, they would turn it into one that is out of order.
@@ -118,7 +118,7 @@ class Strangers:
         }
 
     def _forget_gone(self, before_s: float) -> None:
-        """Forget the strangers refused first; others when these have begun, or have gone, too."""
+        """Forget the unknown producers refused first; others when these have begun, or have gone, too."""
         while self.refused and self.refused[producer_id := next(iter(self.refused))].last_s < before_s:
             self.forget(producer_id)
 
@@ -127,7 +127,7 @@ class LostBatches:
     """When producers lost batches, of all partitions: what each partition knows of them is in `ProducerMemory.lost`.
 
     Above a bound what was lost first is forgotten. It is of use to nobody after seconds, and safety rests on the manifest alone:
-    who was forgotten waits, as a stranger, instead of being refused.
+    who was forgotten waits, as an unknown producer, instead of being refused.
     """
 
     def __init__(self, *, limits: LogLimits = DEFAULT_LIMITS) -> None:
@@ -163,17 +163,17 @@ class LostBatches:
 class ProducerMemory:
     """`lost` holds, by producer, the lowest sequence that was answered with an error though the producer may have sent more behind it:
     written by `LostBatches`, which counts those of all partitions.
-    `strangers` are unknown producers that wait for what comes before their batches.
+    `waiting` are unknown producers that wait for what comes before their batches.
     `page_garbage` names pages of producer states to be deleted with the next commit.
     """
 
-    __slots__ = ("_lost_of_all", "_sweep_at_s", "lost", "page_garbage", "strangers")
+    __slots__ = ("_lost_of_all", "_sweep_at_s", "lost", "page_garbage", "waiting")
 
-    def __init__(self, lost_of_all: LostBatches, strangers: Strangers) -> None:
+    def __init__(self, lost_of_all: LostBatches, waiting: WaitingProducers) -> None:
         self._lost_of_all = lost_of_all
         self._sweep_at_s = float("-inf")
         self.lost: dict[int, int] = {}
-        self.strangers = strangers
+        self.waiting = waiting
         self.page_garbage: list[str] = []
 
     def lose(self, producer_id: int, first_seq: int, now_s: float) -> None:

@@ -118,7 +118,7 @@ def _follows_last(tombstones: Sequence[Manifest], batch: Batch, *, forgotten_bef
 
 def _has_earlier(log: PartitionLog, batch: Batch, *, since_s: float) -> bool:
     """Whether an earlier batch of the same producer is in this broker, or was refused here since then and will come again."""
-    refused = log.producers.strangers.refused.get(batch.producer_id)
+    refused = log.producers.waiting.refused.get(batch.producer_id)
     if (
         refused is not None
         and refused.last_s >= since_s

@@ -17,7 +17,7 @@ WRITERS: Final = {
     "commit_queue": dict.fromkeys(CommitQueue.__slots__, "storage/log/commit.py") | {"gathered": "storage/log/writer.py"},
     "readers": {"tail": "storage/log/partition.py", "wakers": "broker/delayed_fetch.py"},
     "producers": dict.fromkeys(ProducerMemory.__slots__, "storage/log/producers.py")
-    | {"lost": "storage/log/producers.py", "strangers": "storage/log/producers.py"},
+    | {"lost": "storage/log/producers.py", "waiting": "storage/log/producers.py"},
     "log": dict.fromkeys(PartitionLog.__slots__, "storage/log/partition.py"),
 }
 """By the attribute or variable that holds it, the module that writes each field. A class may give its own fields their first value."""
@@ -165,7 +165,7 @@ def test_a_write_from_elsewhere_is_found(source: str, field: str) -> None:
     [
         "def f(log):\n    manifest = log.seen.manifest\n    manifest = None",
         "def f(self, log):\n    self.manifest = log.seen.manifest",
-        "def f(log):\n    return log.producers.strangers.begin_at(1.0)",
+        "def f(log):\n    return log.producers.waiting.begin_at(1.0)",
         "def f(log):\n    names = list(log.commit_queue.commits)\n    names.append(1)",
     ],
 )

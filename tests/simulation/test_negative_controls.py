@@ -69,7 +69,7 @@ COMMON: Final = (
     WrongPart(wrong_brokers.tells_ends_from_memory, "stale end"),
     WrongPart(wrong_brokers.serves_what_it_once_knew, theme="trimming"),
     WrongPart(wrong_log.takes_the_page_it_knows_for_the_one_that_is_named),
-    WrongPart(wrong_log.lets_strangers_begin_with_any_sequence),
+    WrongPart(wrong_log.lets_unknown_producers_begin_with_any_sequence),
     WrongPart(wrong_log.puts_its_own_entry_beside_its_cas),
     WrongPart(wrong_log.numbers_every_commit_alike),
     WrongPart(wrong_log.keeps_the_bytes_of_what_it_has_answered),

@@ -120,7 +120,7 @@ def commits_objects_that_were_revoked() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def lets_strangers_begin_with_any_sequence() -> Iterator[None]:
+def lets_unknown_producers_begin_with_any_sequence() -> Iterator[None]:
     """ADR 9."""
 
     def judge(original: Callable[..., Any], known: object, claim: decide.CandidateBatch, lost: object, _begin_at: object) -> object:

@@ -249,12 +249,12 @@ async def test_a_failed_upload_refuses_the_flush_and_what_followed_it_from_the_s
         lost = broker.send(batch_bytes(1))
         await asyncio.sleep(0)
         broker.objects.puts_fail, gate, broker.objects.gate = None, broker.objects.gate, None
-        follower, stranger = broker.send(batch_bytes(1)), broker.send(batch_bytes(2), source=object())
+        follower, other = broker.send(batch_bytes(1)), broker.send(batch_bytes(2), source=object())
         gate.set()
 
         assert isinstance((await lost)[0], Unavailable)
         assert isinstance((await follower)[0], Unavailable), "it must not overtake the retry of what was lost"
-        assert await stranger == [Appended(0, 0)], "others are not concerned"
+        assert await other == [Appended(0, 0)], "others are not concerned"
 
 
 async def test_states_of_too_many_producers_are_kept_in_producers_and_still_count() -> None:
@@ -363,7 +363,7 @@ async def test_metadata_that_stays_away_ends_in_a_retriable_error_and_no_append_
         assert isinstance(queued, Unavailable)
 
         broker.metadata.reads_fail = False
-        assert await broker.send(batch_bytes(1)) == [Appended(1, 0)], "the unanswered attempt was buried first"
+        assert await broker.send(batch_bytes(1)) == [Appended(1, 0)], "the unanswered attempt was fenced first"
         await broker.metadata.deliver_late()
         assert (await broker.manifest()).sequence_counter == 2
 

@@ -283,7 +283,7 @@ produced = st.builds(
         st.sampled_from([1, 2]), st.builds(PermittedStart, st.integers(0, 2), st.one_of(st.integers(1, 12), st.just(SEQUENCE_MAX)))
     ),
 )
-def test_any_sequence_of_commits_decides_as_kafka_does_but_for_strangers(
+def test_any_sequence_of_commits_decides_as_kafka_does_but_for_unknown_producers(
     commits: list[list[Batch]], begin_at: dict[int, PermittedStart]
 ) -> None:
     manifest, reference = Manifest(), Reference(begin_at)

@@ -17,7 +17,7 @@ def state(at_ms: int) -> ProducerState:
 
 
 async def test_producers_in_the_range_of_a_page_that_expires_leave_by_way_of_that_page() -> None:
-    """Found by a stranger: they fell to the neighbour, which nobody had read, and a KeyError ended every broker that took the batch."""
+    """They fell to the neighbour, which nobody had read, and a KeyError ended every broker that took the batch."""
     now_ms = SystemClock().now_ms()
     old_ms, new_ms = now_ms - 49 * HOUR_MS, now_ms - HOUR_MS
     paths = keys.PartitionKeys(PARTITION)

@@ -12,7 +12,7 @@ from storage.log import writer
 from storage.log.batch import Appended
 from storage.log.limits import LogLimits
 from storage.log.partition import LOSSES_KEPT_MAX, Losses
-from storage.log.producers import PermittedStart, Strangers
+from storage.log.producers import PermittedStart, WaitingProducers
 from storage.metadata import keys
 from storage.metadata.port import Key, Put, Record, WriteOp, WriteOutcome
 from storage.vocabulary import PartitionId
@@ -71,7 +71,7 @@ async def test_what_follows_a_batch_whose_partition_was_not_found_is_refused_wit
 
 
 async def test_a_batch_lost_long_ago_is_not_held_against_a_producer_that_was_forgotten() -> None:
-    async with rig(limits=LogLimits(strangers_wait_s=0.2)) as broker:
+    async with rig(limits=LogLimits(unknown_producers_wait_s=0.2)) as broker:
         assert await broker.send(numbered(0)) == [Appended(0, 0)]
         log = broker.parts.partitions.get(PARTITION)
         log.producers.lose(5, 1, now_s=-100.0)
@@ -89,15 +89,15 @@ async def test_a_batch_lost_long_ago_is_not_held_against_a_producer_that_was_for
 
 
 async def test_a_commit_that_may_have_been_applied_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next attempt would be larger than a manifest, as strangers may begin by now."""
-    strangers = [batch_bytes(first_seq=5, producer_id=pid, producer_epoch=0) for pid in range(5, 13)]
+    """The next attempt would be larger than a manifest, as unknown producers may begin by now."""
+    unknown = [batch_bytes(first_seq=5, producer_id=pid, producer_epoch=0) for pid in range(5, 13)]
 
     async def begin(broker: Rig) -> "asyncio.Future[list[Appended | StorageError]]":
-        """One commit of a batch and of strangers, whose first attempt is late."""
+        """One commit of a batch and of unknown producers, whose first attempt is late."""
         assert await broker.send(batch_bytes(1)) == [Appended(0, 0)]
-        await broker.send(*map(bytearray, strangers))
+        await broker.send(*map(bytearray, unknown))
         broker.metadata.faults.append("late")
-        sent = broker.send(batch_bytes(1), *map(bytearray, strangers))
+        sent = broker.send(batch_bytes(1), *map(bytearray, unknown))
         await broker.metadata.until_late()
         return sent
 
@@ -114,7 +114,7 @@ async def test_a_commit_that_may_have_been_applied_is_not_cut(monkeypatch: pytes
             return await write(ops)
 
         sent = await begin(broker)
-        monkeypatch.setattr(Strangers, "begin_at", lambda *_, **__: dict.fromkeys(range(5, 13), PermittedStart(0, 5)))
+        monkeypatch.setattr(WaitingProducers, "begin_at", lambda *_, **__: dict.fromkeys(range(5, 13), PermittedStart(0, 5)))
         await asyncio.sleep(0.05)
         await broker.metadata.deliver_late()
         broker.metadata.write = deliver_first  # type: ignore[method-assign]

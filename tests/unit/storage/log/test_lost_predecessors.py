@@ -86,7 +86,7 @@ async def test_a_later_batch_of_a_producer_nobody_knows_waits_for_its_first() ->
 
 async def test_a_producer_nobody_knows_begins_anywhere_when_nothing_before_it_can_be_on_its_way() -> None:
     """Its topic was deleted and created again, say: as in Kafka, only later."""
-    async with rig(limits=LogLimits(strangers_wait_s=0.2)) as broker:
+    async with rig(limits=LogLimits(unknown_producers_wait_s=0.2)) as broker:
         assert isinstance((await broker.send(idempotent(7)))[0], Unavailable)
         assert await until_taken(broker, idempotent(7)) == Appended(0, 0)
         assert await broker.send(idempotent(8)) == [Appended(1, 0)]

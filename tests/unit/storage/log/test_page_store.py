@@ -96,7 +96,7 @@ async def test_a_page_that_is_not_there_proves_nothing() -> None:
             return found
 
         other.metadata.get_many = get_many  # type: ignore[method-assign]
-        assert await other.send(idempotent(0, 0)) == [Appended(0, 0)], "known, not a stranger"
+        assert await other.send(idempotent(0, 0)) == [Appended(0, 0)], "known, not an unknown producer"
         assert stale == 0
         (gap,) = await other.send(idempotent(1, 5))
         assert isinstance(gap, OutOfOrderSequence)

@@ -227,7 +227,7 @@ def test_an_expired_state_that_a_page_has_an_older_copy_of_leaves_only_by_way_of
     assert partition.manifest.producers[5] == newer
 
 
-def test_a_partition_that_is_full_forgets_the_oldest_page_when_that_is_old_and_refuses_strangers_when_it_is_not() -> None:
+def test_a_partition_that_is_full_forgets_the_oldest_page_when_that_is_old_and_refuses_unknown_producers_when_it_is_not() -> None:
     state = functools.partial(ProducerState, 0)
     refs, pages = [], {}
     for place in range(PRODUCER_PAGES_MAX):

@@ -8,7 +8,7 @@ from storage.formats.manifest import encode
 from storage.log.batch import Appended
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import Partitions
-from storage.log.producers import AllStrangers, PermittedStart, Strangers
+from storage.log.producers import AllWaitingProducers, PermittedStart, WaitingProducers
 from storage.metadata import keys
 from storage.metadata.port import Put
 from tests.kit.batches import batch_bytes
@@ -18,30 +18,30 @@ WAIT_S = 35.0
 EPOCH = 3
 
 
-def of_one(*, kept_max: int = DEFAULT_LIMITS.strangers_kept_max) -> Strangers:
-    return AllStrangers(limits=LogLimits(strangers_kept_max=kept_max)).of(PARTITION)
+def of_one(*, kept_max: int = DEFAULT_LIMITS.unknown_producers_max) -> WaitingProducers:
+    return AllWaitingProducers(limits=LogLimits(unknown_producers_max=kept_max)).of(PARTITION)
 
 
-def refused(*refusals: tuple[int, int, float], kept_max: int = DEFAULT_LIMITS.strangers_kept_max) -> Strangers:
+def refused(*refusals: tuple[int, int, float], kept_max: int = DEFAULT_LIMITS.unknown_producers_max) -> WaitingProducers:
     """Of producer, sequence and time of each; all are of one epoch."""
-    strangers = of_one(kept_max=kept_max)
+    unknown = of_one(kept_max=kept_max)
     for producer_id, first_seq, now_s in refusals:
-        strangers.make_wait(producer_id, EPOCH, first_seq, now_s, wait_s=WAIT_S)
-    return strangers
+        unknown.make_wait(producer_id, EPOCH, first_seq, now_s, wait_s=WAIT_S)
+    return unknown
 
 
-def begin_at(strangers: Strangers, now_s: float) -> dict[int, int]:
-    started = strangers.begin_at(now_s, wait_s=WAIT_S)
+def begin_at(unknown: WaitingProducers, now_s: float) -> dict[int, int]:
+    started = unknown.begin_at(now_s, wait_s=WAIT_S)
     assert all(start.producer_epoch == EPOCH for start in started.values())
     return {producer_id: start.first_seq for producer_id, start in started.items()}
 
 
 def test_nobody_begins_before_it_has_waited() -> None:
-    strangers = refused((9, 5, 0.0), (9, 5, 34.0), (7, 3, 10.0))
+    unknown = refused((9, 5, 0.0), (9, 5, 34.0), (7, 3, 10.0))
 
-    assert begin_at(strangers, 34.9) == {}
-    assert begin_at(strangers, 35.0) == {9: 5}
-    assert begin_at(strangers, 45.0) == {9: 5, 7: 3}
+    assert begin_at(unknown, 34.9) == {}
+    assert begin_at(unknown, 35.0) == {9: 5}
+    assert begin_at(unknown, 45.0) == {9: 5, 7: 3}
 
 
 def test_the_lowest_sequence_refused_is_the_highest_to_begin_with() -> None:
@@ -49,67 +49,67 @@ def test_the_lowest_sequence_refused_is_the_highest_to_begin_with() -> None:
 
 
 def test_who_was_refused_long_ago_waits_anew() -> None:
-    strangers = refused((9, 5, 0.0), (9, 8, 86_400.0))
+    unknown = refused((9, 5, 0.0), (9, 8, 86_400.0))
 
     assert begin_at(refused((9, 5, 0.0)), 86_400.0) == {}
-    assert begin_at(strangers, 86_400.0) == {}
-    assert begin_at(strangers, 86_435.0) == {9: 8}
+    assert begin_at(unknown, 86_400.0) == {}
+    assert begin_at(unknown, 86_435.0) == {9: 8}
 
 
 def test_who_gave_its_lowest_sequence_up_begins_with_the_next_one_after_another_wait() -> None:
     """It was refused for good otherwise, as long as it insisted."""
-    strangers = refused((9, 5, 0.0), *[(9, first_seq, float(second)) for second in range(1, 140) for first_seq in (6, 7)])
+    unknown = refused((9, 5, 0.0), *[(9, first_seq, float(second)) for second in range(1, 140) for first_seq in (6, 7)])
 
-    assert begin_at(strangers, 100.0) == {}
-    assert begin_at(strangers, 106.0) == {9: 6}
+    assert begin_at(unknown, 100.0) == {}
+    assert begin_at(unknown, 106.0) == {9: 6}
 
 
 def test_a_newer_epoch_waits_anew_and_an_older_one_does_not_disturb_it() -> None:
     """Its sequences begin at 0 again: nothing before them was on its way while the older epoch waited."""
-    strangers = refused((9, 50, 0.0))
-    strangers.make_wait(9, EPOCH + 1, 3, 36.0, wait_s=WAIT_S)
-    strangers.make_wait(9, EPOCH, 1, 37.0, wait_s=WAIT_S)
+    unknown = refused((9, 50, 0.0))
+    unknown.make_wait(9, EPOCH + 1, 3, 36.0, wait_s=WAIT_S)
+    unknown.make_wait(9, EPOCH, 1, 37.0, wait_s=WAIT_S)
 
-    assert strangers.begin_at(70.9, wait_s=WAIT_S) == {}
-    assert strangers.begin_at(71.0, wait_s=WAIT_S) == {9: PermittedStart(EPOCH + 1, 3)}
+    assert unknown.begin_at(70.9, wait_s=WAIT_S) == {}
+    assert unknown.begin_at(71.0, wait_s=WAIT_S) == {9: PermittedStart(EPOCH + 1, 3)}
 
 
-def test_who_was_answered_otherwise_is_no_stranger() -> None:
-    strangers = refused((9, 5, 0.0), (7, 5, 0.0))
-    strangers.forget(9)
-    strangers.forget(8)
+def test_who_was_answered_otherwise_is_no_unknown_producer() -> None:
+    unknown = refused((9, 5, 0.0), (7, 5, 0.0))
+    unknown.forget(9)
+    unknown.forget(8)
 
-    assert begin_at(strangers, 35.0) == {7: 5}
+    assert begin_at(unknown, 35.0) == {7: 5}
 
 
 def test_of_too_many_all_begin_in_the_end() -> None:
     """The longest waiting are not put off by those that come: with more than there is room for, nobody would ever begin."""
-    strangers, waiting = of_one(kept_max=3), set(range(10))
+    unknown, waiting = of_one(kept_max=3), set(range(10))
     for second in range(200):
-        for producer_id in strangers.begin_at(float(second), wait_s=WAIT_S):
-            strangers.forget(producer_id)
+        for producer_id in unknown.begin_at(float(second), wait_s=WAIT_S):
+            unknown.forget(producer_id)
             waiting.discard(producer_id)
         for producer_id in waiting:
-            strangers.make_wait(producer_id, EPOCH, 5, float(second), wait_s=WAIT_S)
-        assert len(strangers.refused) <= 3
+            unknown.make_wait(producer_id, EPOCH, 5, float(second), wait_s=WAIT_S)
+        assert len(unknown.refused) <= 3
 
     assert not waiting
 
 
 def test_those_that_went_away_make_room() -> None:
-    strangers = refused((9, 5, 0.0), (8, 5, 70.0), (7, 5, 71.0), (7, 5, 106.0), kept_max=1)
+    unknown = refused((9, 5, 0.0), (8, 5, 70.0), (7, 5, 71.0), (7, 5, 106.0), kept_max=1)
 
-    assert len(strangers.refused) == 1
-    assert begin_at(strangers, 105.9) == {}
-    assert begin_at(strangers, 106.0) == {7: 5}
+    assert len(unknown.refused) == 1
+    assert begin_at(unknown, 105.9) == {}
+    assert begin_at(unknown, 106.0) == {7: 5}
 
 
 def numbered(first_seq: int, epoch: int = 0) -> bytearray:
     return batch_bytes(producer_id=5, producer_epoch=epoch, first_seq=first_seq)
 
 
-def test_strangers_of_all_partitions_are_bounded_and_a_crowd_at_some_keeps_nobody_out_of_the_others() -> None:
-    waiting = AllStrangers(limits=LogLimits(strangers_of_all_kept_max=20))
+def test_unknown_producers_of_all_partitions_are_bounded_and_a_crowd_at_some_keeps_nobody_out_of_the_others() -> None:
+    waiting = AllWaitingProducers(limits=LogLimits(unknown_producers_of_all_max=20))
     *crowds, few = (waiting.of(PARTITION._replace(partition=number)) for number in range(3))
     for producer_id in range(100):
         for crowd in crowds:
@@ -131,17 +131,17 @@ def test_strangers_of_all_partitions_are_bounded_and_a_crowd_at_some_keeps_nobod
 def test_who_waits_goes_on_waiting_while_its_partition_is_forgotten_again_and_again() -> None:
     partitions = Partitions(limits=LogLimits(partitions_kept_max=1))
     for second in range(36):
-        partitions.get(PARTITION).producers.strangers.make_wait(9, EPOCH, 5, float(second), wait_s=WAIT_S)
+        partitions.get(PARTITION).producers.waiting.make_wait(9, EPOCH, 5, float(second), wait_s=WAIT_S)
         partitions.get(PARTITION._replace(partition=1))
     log = partitions.get(PARTITION)
 
-    assert begin_at(log.producers.strangers, WAIT_S) == {9: 5}
-    log.producers.strangers.forget(9)
+    assert begin_at(log.producers.waiting, WAIT_S) == {9: 5}
+    log.producers.waiting.forget(9)
     assert partitions._remembered.waiting._not_empty == {}
 
 
-def test_strangers_that_went_away_make_room_in_all_partitions() -> None:
-    waiting = AllStrangers(limits=LogLimits(strangers_of_all_kept_max=2))
+def test_unknown_producers_that_went_away_make_room_in_all_partitions() -> None:
+    waiting = AllWaitingProducers(limits=LogLimits(unknown_producers_of_all_max=2))
     gone, here = (waiting.of(PARTITION._replace(partition=number)) for number in range(2))
     gone.make_wait(1, EPOCH, 5, 0.0, wait_s=WAIT_S)
     here.make_wait(2, EPOCH, 5, 60.0, wait_s=WAIT_S)
@@ -165,14 +165,14 @@ async def outcome(broker: Rig, first_seq: int, epoch: int = 0) -> Appended | Sto
 
 
 def let_it_have_waited(broker: Rig) -> None:
-    strangers = broker.parts.partitions.get(PARTITION).producers.strangers
-    strangers.refused[5] = strangers.refused[5]._replace(since_s=float("-inf"))
+    unknown = broker.parts.partitions.get(PARTITION).producers.waiting
+    unknown.refused[5] = unknown.refused[5]._replace(since_s=float("-inf"))
 
 
 async def test_what_is_refused_after_an_attempt_without_an_answer_is_not_appended_by_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """The producer might begin at the first attempt, and not at the second, as if it had expired. The first is still on its way."""
     starts: list[dict[int, PermittedStart]] = []
-    monkeypatch.setattr(Strangers, "begin_at", lambda *_, **__: starts.pop() if starts else {})
+    monkeypatch.setattr(WaitingProducers, "begin_at", lambda *_, **__: starts.pop() if starts else {})
     async with rig() as broker:
         assert await outcome(broker, 0) == Appended(0, 0)
         await forget_producers(broker)
