@@ -140,9 +140,12 @@ HELLO: Final = b"".join(
 
 
 class Http2Connection(asyncio.Protocol):
-    """Made by `loop.create_connection`. `ready` is done when the peer has shown that it speaks HTTP/2, or the connection is over."""
+    """Made by `loop.create_connection`. `ready` is done when the peer has shown that it speaks HTTP/2, or the connection is over.
 
-    def __init__(self) -> None:
+    A connection takes no more requests once it has given out `stream_max`.
+    """
+
+    def __init__(self, *, stream_max: int = STREAM_MAX) -> None:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.heard = 0
         """Counts what came from the peer."""
@@ -151,6 +154,7 @@ class Http2Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._streams: dict[int, _Stream] = {}
         self._next = 1
+        self._stream_max = stream_max
         self._is_retired = False
         self._is_over = False
         self._is_full = False
@@ -175,7 +179,7 @@ class Http2Connection(asyncio.Protocol):
         assert self._transport is not None
         number = self._next
         self._next += 2
-        if self._next > STREAM_MAX:
+        if self._next > self._stream_max:
             self._is_retired = True
         reply: asyncio.Future[CallReply] = asyncio.get_running_loop().create_future()
         self._streams[number] = _Stream(reply)

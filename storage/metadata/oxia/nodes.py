@@ -26,16 +26,12 @@ from runtime.clock import Clock
 from storage.errors import Unavailable
 from storage.metadata.oxia import wire_pb2 as wire
 from storage.metadata.oxia.http2 import RESPONSE_BYTES_MAX, ConnectionBroken, Http2Connection, literals
+from storage.metadata.oxia.limits import DEFAULT_LIMITS, OxiaLimits
 from storage.metadata.oxia.location import OxiaAccess
 
 LOOK_AGAIN_S: Final = 5.0
 TOKEN_BYTES_MAX: Final = 64 * 1024
 CONNECT_TIMEOUT_S: Final = 2.0
-CONNECT_PAUSE_S: Final = 1.0
-"""From one attempt to the next; twice as long after each that came to nothing."""
-CONNECT_PAUSE_S_MAX: Final = 60.0
-HEADERS_BYTES_MAX: Final = 8 * 1024
-"""With a token that is longer, a request goes through gRPC."""
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2), ("TCP_USER_TIMEOUT", 5_000))
 """A peer that is gone without a word is found out, whether something is sent to it or not."""
 _DROP_UNSENT: Final = struct.pack("ii", 1, 0)
@@ -149,7 +145,8 @@ class DirectCalls:
         tls: ssl.SSLContext | None,
         server_name: str | None,
         token: Token | None,
-        spawn: Callable[[Coroutine[Any, Any, None], str], object],
+        spawn: Spawn,
+        limits: OxiaLimits = DEFAULT_LIMITS,
     ) -> None:
         self._address = address
         self._tls = tls
@@ -165,7 +162,9 @@ class DirectCalls:
         """The last that broke before it had answered: it failed once, however many requests were under way on it."""
         self._is_closed = False
         self._not_before_s = 0.0
-        self._pause_s = CONNECT_PAUSE_S
+        self._first_pause_s, self._pause_s_max = limits.connect_pause_s, limits.connect_pause_s_max
+        self._pause_s = self._first_pause_s
+        self._headers_bytes_max = limits.headers_bytes_max
         self._headers: dict[str, bytes] = {}
 
     def has_room_for(self, method: str, message: bytes) -> bool:
@@ -173,7 +172,7 @@ class DirectCalls:
         return (
             bool(self._connections)
             and self._connections[-1].has_room_for(len(message))
-            and (self._token is None or len(self._headers_of(method)) <= HEADERS_BYTES_MAX)
+            and (self._token is None or len(self._headers_of(method)) <= self._headers_bytes_max)
         )
 
     async def call(self, method: str, message: bytes, *, timeout_s: float) -> tuple[bytes, ...]:
@@ -205,7 +204,7 @@ class DirectCalls:
             raise
         finally:
             timer.cancel()
-        self._is_failing, self._pause_s = False, CONNECT_PAUSE_S
+        self._is_failing, self._pause_s = False, self._first_pause_s
         if status:
             raise _error(_CODES.get(status, grpc.StatusCode.UNKNOWN), reason)
         return messages
@@ -267,7 +266,7 @@ class DirectCalls:
             log.warning("oxia_direct_connection_failed", address=self._address, cause=cause)
         self._is_failing = True
         self._not_before_s = asyncio.get_running_loop().time() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, CONNECT_PAUSE_S_MAX)
+        self._pause_s = min(2 * self._pause_s, self._pause_s_max)
 
     def _headers_of(self, method: str) -> bytes:
         headers = self._headers.get(method)
@@ -321,6 +320,7 @@ class OxiaNode:
         server_name: str | None,
         token: Token | None,
         spawn: Spawn,
+        limits: OxiaLimits = DEFAULT_LIMITS,
     ) -> None:
         self.address = address
         options = _OPTIONS if server_name is None else (*_OPTIONS, ("grpc.ssl_target_name_override", server_name))
@@ -331,7 +331,9 @@ class OxiaNode:
         def bearing(method: C) -> C:
             return method if token is None else _bearing(method, token)
 
-        self._direct = DirectCalls(address, service=_SERVICE, tls=direct_tls, server_name=server_name, token=token, spawn=spawn)
+        self._direct = DirectCalls(
+            address, service=_SERVICE, tls=direct_tls, server_name=server_name, token=token, spawn=spawn, limits=limits
+        )
         self._write: Any = bearing(channel.unary_unary(f"{_SERVICE}Write"))
         self._read: Any = bearing(channel.unary_stream(f"{_SERVICE}Read"))
         # The answer to one get is one message. Taken so, it costs two thirds of a stream that is read to its end.
@@ -410,13 +412,14 @@ class OxiaNode:
 
 
 class Nodes:
-    def __init__(self, *, access: OxiaAccess, token: Token | None, spawn: Spawn) -> None:
+    def __init__(self, *, access: OxiaAccess, token: Token | None, spawn: Spawn, limits: OxiaLimits = DEFAULT_LIMITS) -> None:
         """Raise `Unavailable`, in one line with the fix, for files of `access` that cannot serve."""
         self._tls = channel_credentials(access)
         self._direct_tls = tls_context(access)
         self._server_name = access.server_name
         self._token = token
         self._spawn = spawn
+        self._limits = limits
         self._nodes: dict[str, OxiaNode] = {}
 
     def at(self, address: str) -> OxiaNode:
@@ -429,6 +432,7 @@ class Nodes:
                 server_name=self._server_name,
                 token=self._token,
                 spawn=self._spawn,
+                limits=self._limits,
             )
         return node
 

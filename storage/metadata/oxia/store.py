@@ -21,6 +21,7 @@ from storage.metadata.oxia import wire_pb2 as wire
 from storage.metadata.oxia.assignments import Assignments
 from storage.metadata.oxia.calls import CallFailed, CallFate, Failure, Patience, ShardCalls
 from storage.metadata.oxia.following import AssignmentFollower, NotificationFollower
+from storage.metadata.oxia.limits import DEFAULT_LIMITS, OxiaLimits
 from storage.metadata.oxia.location import OxiaLocation
 from storage.metadata.oxia.nodes import CLOSE_TIMEOUT_S, Nodes, OxiaNode, Token
 from storage.metadata.oxia.requests import is_empty, parent_of
@@ -168,30 +169,32 @@ class OxiaReader:
 class OxiaMetadataStore:
     """Made by `open`."""
 
-    def __init__(self, location: OxiaLocation, *, clock: Clock, chance: random.Random, nursery: Nursery) -> None:
+    def __init__(self, location: OxiaLocation, *, clock: Clock, chance: random.Random, nursery: Nursery, limits: OxiaLimits) -> None:
         client_identity = f"forebay-{chance.getrandbits(64):016x}"
         self._nursery = nursery
         self._tasks: set[asyncio.Task[None]] = set()
         access = location.access
         token = None if access.token_file is None else Token(access.token_file, clock=clock)
-        nodes = Nodes(access=access, token=token, spawn=self._spawn)
+        nodes = Nodes(access=access, token=token, spawn=self._spawn, limits=limits)
         self._calls = ShardCalls(Assignments(), nodes, clock=clock, chance=chance)
         self._hints = Hints()
         self._sessions = Sessions(self._calls, client_identity=client_identity, spawn=self._spawn)
-        self._writing = Writing(self._calls, self._sessions, client_identity=client_identity, spawn=self._spawn)
+        self._writing = Writing(self._calls, self._sessions, client_identity=client_identity, spawn=self._spawn, limits=limits)
         self._reading = OxiaReader(self._calls)
         self._assignments = AssignmentFollower(location, self._calls)
         self._notifications = NotificationFollower(self._calls, self._hints, spawn=self._spawn)
         self.write: Callable[[Sequence[WriteOp]], Coroutine[Any, Any, WriteOutcome]] = self._writing.write
 
     @classmethod
-    async def open(cls, location: OxiaLocation, *, clock: Clock, chance: random.Random, nursery: Nursery) -> "OxiaMetadataStore":
+    async def open(
+        cls, location: OxiaLocation, *, clock: Clock, chance: random.Random, nursery: Nursery, limits: OxiaLimits = DEFAULT_LIMITS
+    ) -> "OxiaMetadataStore":
         """Connect and learn the shards. Raise `Unavailable`, in one line with address, cause and fix, within 10 s.
 
         `chance` draws pauses and the name this client goes by. `nursery` holds its tasks; `close` ends them.
         """
         try:
-            store = cls(location, clock=clock, chance=chance, nursery=nursery)
+            store = cls(location, clock=clock, chance=chance, nursery=nursery, limits=limits)
         except Unavailable as error:
             raise Unavailable(f"cannot open {location}: {error}") from None
         try:

@@ -17,14 +17,11 @@ import structlog
 from storage.errors import Unavailable
 from storage.metadata.oxia import wire_pb2 as wire
 from storage.metadata.oxia.calls import CallFate, Failure, ShardCalls, unreadable
+from storage.metadata.oxia.limits import DEFAULT_LIMITS, OxiaLimits
 from storage.metadata.oxia.requests import Together, UnreadableAnswer, Write, check_ops, decode, encode
 from storage.metadata.oxia.sessions import NOBODYS, Sessions
 from storage.metadata.port import Applied, NotApplied, Put, Status, Unknown, WriteOp, WriteOutcome
 
-DEADLINE_S: Final = 5.0
-"""For one request. No attempt at a write begins later than this after it was asked for: so it takes at most twice as long."""
-WAITING_MAX: Final = 10_000
-"""Writes in line for one shard."""
 _CLOSED: Final = "the metadata store is closed"
 
 log = structlog.get_logger(__name__)
@@ -57,11 +54,13 @@ class Writing:
         *,
         client_identity: str,
         spawn: Callable[[Coroutine[Any, Any, None], str], object],
+        limits: OxiaLimits = DEFAULT_LIMITS,
     ) -> None:
         self._calls = calls
         self._sessions = sessions
         self._client_identity = client_identity
         self._spawn = spawn
+        self._timeout_s, self._waiting_max = limits.write_timeout_s, limits.writes_waiting_max
         self._lines: dict[int, _Line] = {}
         self._stuck: dict[int, tuple[str, int]] = {}
 
@@ -89,8 +88,8 @@ class Writing:
             line = _Line()
             self._spawn(self._serve(write.shard, line), f"oxia writes to shard {write.shard}")
             self._lines[write.shard] = line
-        if len(line.waiting) >= WAITING_MAX:
-            return NotApplied(f"too many writes wait for shard {write.shard}: {WAITING_MAX}")
+        if len(line.waiting) >= self._waiting_max:
+            return NotApplied(f"too many writes wait for shard {write.shard}: {self._waiting_max}")
         waiting = _Waiting(write, asked_s, asyncio.get_running_loop().create_future())
         line.waiting.append(waiting)
         line.arrived.set()
@@ -114,7 +113,7 @@ class Writing:
 
     def _next_batch(self, line: _Line) -> list[_Waiting]:
         """Take what goes next; nothing when nobody waits any more for what waited."""
-        too_old_s = self._calls.clock.monotonic_s() - DEADLINE_S
+        too_old_s = self._calls.clock.monotonic_s() - self._timeout_s
         waiting, together = line.waiting, Together()
         batch: list[_Waiting] = []
         while waiting:
@@ -162,14 +161,14 @@ class Writing:
 
     async def _send(self, shard: int, request: wire.WriteRequest, *, asked_s: float) -> wire.WriteResponse | NotApplied | Unknown:
         calls = self._calls
-        patience = calls.patience(DEADLINE_S - (calls.clock.monotonic_s() - asked_s))
+        patience = calls.patience(self._timeout_s - (calls.clock.monotonic_s() - asked_s))
         while True:
             leader = calls.assignments.leader_of(shard)
             if leader is None:
                 failure = Failure(CallFate.NOT_SENT, f"oxia names no leader of shard {shard}")
             else:
                 try:
-                    response = await calls.nodes.at(leader).write(request, timeout=DEADLINE_S)
+                    response = await calls.nodes.at(leader).write(request, timeout=self._timeout_s)
                     return Unknown(str(unreadable(leader))) if response is None else response
                 except grpc.aio.AioRpcError as error:
                     failure = calls.note(shard, error, leader)

@@ -9,6 +9,7 @@ from pathlib import Path
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from services.oxia import OxiaServer
+from storage.metadata.oxia.limits import DEFAULT_LIMITS, OxiaLimits
 from storage.metadata.oxia.location import parse_oxia_url
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.port import Key
@@ -18,9 +19,9 @@ clock = SystemClock()
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[OxiaMetadataStore]:
+async def opened(url: str, *, limits: OxiaLimits = DEFAULT_LIMITS) -> AsyncIterator[OxiaMetadataStore]:
     async with Nursery() as nursery:
-        store = await OxiaMetadataStore.open(parse_oxia_url(url), clock=clock, chance=random.Random(), nursery=nursery)
+        store = await OxiaMetadataStore.open(parse_oxia_url(url), clock=clock, chance=random.Random(), nursery=nursery, limits=limits)
         try:
             yield store
         finally:

@@ -15,8 +15,9 @@ from structlog.testing import capture_logs
 
 from runtime.supervision import Nursery
 from storage.errors import Unavailable
-from storage.metadata.oxia import nodes, writing
+from storage.metadata.oxia import nodes
 from storage.metadata.oxia.http2 import HELLO, REQUEST_BYTES_MAX
+from storage.metadata.oxia.limits import DEFAULT_LIMITS, OxiaLimits
 from storage.metadata.oxia.location import OxiaAccess
 from storage.metadata.oxia.nodes import tls_context
 from storage.metadata.oxia.store import OxiaMetadataStore
@@ -174,13 +175,12 @@ async def test_the_token_goes_along(tmp_path: Path) -> None:
         assert set(checked.seen) == {f"Bearer {SECRET}"}
 
 
-async def test_with_a_token_that_is_too_long_for_it_requests_go_through_grpc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "HEADERS_BYTES_MAX", 200)
+async def test_with_a_token_that_is_too_long_for_it_requests_go_through_grpc(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("t" * 200)
     carriers = Carriers()
     async with (
         played(interceptors=[carriers]) as node,
-        opened(f"oxia://{node.address}/ns?tls=false&token_file={tmp_path / 'token'}") as store,
+        opened(f"oxia://{node.address}/ns?tls=false&token_file={tmp_path / 'token'}", limits=OxiaLimits(headers_bytes_max=200)) as store,
     ):
         assert isinstance(await put(store), Applied)
         await until_connected(store, node.address)
@@ -215,16 +215,15 @@ async def test_a_connection_that_is_cut_leaves_a_write_unknown_and_a_read_is_ask
         assert relay.direct_made == made + 1
 
 
-async def test_a_connection_that_says_nothing_until_the_deadline_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_says_nothing_until_the_deadline_is_not_used_again() -> None:
     carriers = Carriers()
     async with (
         played(interceptors=[carriers]) as node,
         relayed(node) as relay,
-        opened(f"oxia://{node.address}/ns") as store,
+        opened(f"oxia://{node.address}/ns", limits=OxiaLimits(write_timeout_s=0.5)) as store,
         asyncio.timeout(30),
     ):
         await until_direct(store, carriers)
-        monkeypatch.setattr(writing, "DEADLINE_S", 0.5)
         relay.freeze()
 
         silenced = await put(store)
@@ -235,17 +234,16 @@ async def test_a_connection_that_says_nothing_until_the_deadline_is_not_used_aga
         assert relay.direct_made == 2
 
 
-async def test_a_deadline_on_a_connection_that_answers_others_ends_one_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_deadline_on_a_connection_that_answers_others_ends_one_request_only() -> None:
     carriers = Carriers()
     async with (
         played(interceptors=[carriers]) as node,
         relayed(node) as relay,
-        opened(f"oxia://{node.address}/ns") as store,
+        opened(f"oxia://{node.address}/ns", limits=OxiaLimits(write_timeout_s=0.5)) as store,
         asyncio.timeout(30),
         asyncio.TaskGroup() as group,
     ):
         await until_direct(store, carriers)
-        monkeypatch.setattr(writing, "DEADLINE_S", 0.5)
         node.held.add("Write")
         written = group.create_task(put(store))
         await node.until_asked("Write")
@@ -258,13 +256,14 @@ async def test_a_deadline_on_a_connection_that_answers_others_ends_one_request_o
         assert carriers.direct["Write"] == 2
 
 
-async def test_a_node_that_takes_no_connection_of_our_own_is_asked_through_grpc_and_the_log_says_so_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(nodes, "CONNECT_PAUSE_S", 0.0)
-    carriers = Carriers()
+async def test_a_node_that_takes_no_connection_of_our_own_is_asked_through_grpc_and_the_log_says_so_once() -> None:
+    limits, carriers = OxiaLimits(connect_pause_s=0.0), Carriers()
     with capture_logs() as logged:
-        async with played(interceptors=[carriers]) as node, relayed(node) as relay, opened(f"oxia://{node.address}/ns") as store:
+        async with (
+            played(interceptors=[carriers]) as node,
+            relayed(node) as relay,
+            opened(f"oxia://{node.address}/ns", limits=limits) as store,
+        ):
             relay.refuses_direct = True
 
             async def refused_often() -> bool:
@@ -280,13 +279,14 @@ async def test_a_node_that_takes_no_connection_of_our_own_is_asked_through_grpc_
     assert [entry["address"] for entry in said] == [relay.address]
 
 
-async def test_a_node_whose_connections_break_under_their_first_request_is_asked_so_ever_more_rarely(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(nodes, "CONNECT_PAUSE_S", 0.05)
-    carriers = Carriers()
+async def test_a_node_whose_connections_break_under_their_first_request_is_asked_so_ever_more_rarely() -> None:
+    limits, carriers = OxiaLimits(connect_pause_s=0.05), Carriers()
     with capture_logs() as logged:
-        async with played(interceptors=[carriers]) as node, relayed(node) as relay, opened(f"oxia://{node.address}/ns") as store:
+        async with (
+            played(interceptors=[carriers]) as node,
+            relayed(node) as relay,
+            opened(f"oxia://{node.address}/ns", limits=limits) as store,
+        ):
             relay.drops_direct_requests = True
             outcomes = []
 
@@ -317,7 +317,7 @@ async def test_a_connection_that_breaks_under_many_requests_has_failed_once(monk
         results = await asyncio.gather(*(store.get_many([KEY]) for _ in range(10)))
 
     assert None not in [record for (record,) in results]
-    assert pauses == [nodes.CONNECT_PAUSE_S]
+    assert pauses == [DEFAULT_LIMITS.connect_pause_s]
 
 
 async def test_who_waits_when_the_store_is_closed_hears_of_it_at_once() -> None:
@@ -449,4 +449,4 @@ def test_what_a_connection_holds_unsent_ends_with_it_and_a_peer_that_takes_nothi
         nodes.set_options(unconnected)
 
         assert struct.unpack("ii", unconnected.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)) == (1, 0)
-        assert unconnected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == writing.DEADLINE_S * 1_000
+        assert unconnected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == DEFAULT_LIMITS.write_timeout_s * 1_000

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.metadata.oxia import http2
 from storage.metadata.oxia.http2 import (
     ACK,
     END_HEADERS,
@@ -17,6 +16,9 @@ from storage.metadata.oxia.http2 import (
     PADDED,
     PERMISSION_DENIED,
     PRIORITY,
+    REQUEST_BYTES_MAX,
+    RESPONSE_BYTES_MAX,
+    STREAM_MAX,
     UNAVAILABLE,
     UNKNOWN,
     CallReply,
@@ -61,8 +63,8 @@ class Wire:
         return found
 
 
-def connected(*, greeting: bytes = GREETING) -> tuple[Http2Connection, Wire]:
-    connection, wire = Http2Connection(), Wire()
+def connected(*, greeting: bytes = GREETING, stream_max: int = STREAM_MAX) -> tuple[Http2Connection, Wire]:
+    connection, wire = Http2Connection(stream_max=stream_max), Wire()
     connection.connection_made(cast("asyncio.Transport", wire))
     if greeting:
         connection.data_received(greeting)
@@ -102,7 +104,7 @@ async def test_it_says_at_first_that_it_keeps_no_headers_takes_no_pushes_and_has
         FrameType.SETTINGS,
         0,
         0,
-        b"".join(n.to_bytes(2, "big") + v.to_bytes(4, "big") for n, v in ((1, 0), (2, 0), (4, http2.RESPONSE_BYTES_MAX))),
+        b"".join(n.to_bytes(2, "big") + v.to_bytes(4, "big") for n, v in ((1, 0), (2, 0), (4, RESPONSE_BYTES_MAX))),
     )
     assert update == (FrameType.WINDOW_UPDATE, 0, 0, (2**31 - 1 - 65_535).to_bytes(4, "big"))
 
@@ -266,7 +268,7 @@ async def test_settings_and_pings_are_answered_and_what_it_does_not_know_is_pass
 async def test_a_request_has_room_only_within_the_windows_of_the_peer() -> None:
     connection, _ = connected()
     assert connection.has_room_for(60_000)
-    assert not connection.has_room_for(http2.REQUEST_BYTES_MAX)
+    assert not connection.has_room_for(REQUEST_BYTES_MAX)
 
     connection.send(HEADERS, bytes(60_000))
     assert connection.has_room_for(5_000)
@@ -313,9 +315,8 @@ async def test_a_peer_that_does_not_read_gets_no_more_requests_until_it_does() -
     assert connection.has_room_for(1)
 
 
-async def test_a_connection_whose_numbers_run_out_is_closed_after_its_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http2, "STREAM_MAX", 3)
-    connection, wire = connected()
+async def test_a_connection_whose_numbers_run_out_is_closed_after_its_last_answer() -> None:
+    connection, wire = connected(stream_max=3)
     connection.send(HEADERS, b"?")
     assert connection.has_room_for(1)
     _, last = connection.send(HEADERS, b"?")
@@ -400,14 +401,17 @@ async def test_what_is_no_http_2_ends_the_connection_and_all_that_is_under_way(s
     assert not connection.has_room_for(1)
 
 
-async def test_an_answer_that_is_too_long_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http2, "RESPONSE_BYTES_MAX", 20_000)
+async def test_an_answer_that_is_too_long_ends_the_connection() -> None:
     connection, wire = connected()
     _, reply = connection.send(HEADERS, b"?")
+    frame = framed(FrameType.DATA, 0, 1, bytes(16_384))
 
-    connection.data_received(answer(1, bytes(20_001)))
+    for _ in range(RESPONSE_BYTES_MAX // 16_384):
+        connection.data_received(frame)
+    assert not reply.done()
+    connection.data_received(frame)
 
-    with pytest.raises(ConnectionBroken, match="more than 20000 bytes"):
+    with pytest.raises(ConnectionBroken, match=f"more than {RESPONSE_BYTES_MAX} bytes"):
         await reply
     assert wire.is_aborted
 

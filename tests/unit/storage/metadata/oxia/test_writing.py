@@ -3,12 +3,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
-import pytest
-
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
-from storage.metadata.oxia import writing
 from storage.metadata.oxia.calls import ShardCalls
+from storage.metadata.oxia.limits import OxiaLimits
 from storage.metadata.oxia.sessions import Sessions
 from storage.metadata.oxia.writing import Writing
 from storage.metadata.port import ABSENT, Key, NotApplied, Put, WriteOutcome
@@ -33,14 +31,14 @@ class Silent:
         yield
 
 
-async def test_more_writes_than_may_wait_for_a_shard_are_refused_for_certain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "WAITING_MAX", 5)
+async def test_more_writes_than_may_wait_for_a_shard_are_refused_for_certain() -> None:
+    limits = OxiaLimits(writes_waiting_max=5)
     async with Nursery() as nursery:
 
         def spawn(coroutine: Any, name: str) -> object:
             return nursery.spawn(coroutine, name=name)
 
-        line = Writing(cast("ShardCalls", Silent()), cast("Sessions", None), client_identity="test", spawn=spawn)
+        line = Writing(cast("ShardCalls", Silent()), cast("Sessions", None), client_identity="test", spawn=spawn, limits=limits)
 
         async def put(number: int) -> WriteOutcome:
             return await line.write([Put(Key(f"k{number}", "k"), b"", ABSENT)])
