@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from storage.catalog.records import ATTEMPTS_MAX
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogLimits:
@@ -30,6 +32,13 @@ class CatalogLimits:
     confirmation_partitions_max: int = 64
     """Partitions of a topic that are looked at, to find one on the wanted shard."""
     confirmation_places_kept_max: int = 50_000
+
+    # Changes of topics
+
+    change_attempts_max: int = ATTEMPTS_MAX
+    """Attempts at one write, or reads of one record, of a change."""
+    creation_looks_max: int = 10
+    """How often a creation that another broker has begun is looked at before it is given up (pauses of up to half a second between)."""
 
     # The format level
 

@@ -94,11 +94,11 @@ async def pause(attempt: int, entropy: Entropy) -> None:
     await asyncio.sleep(ceiling_s * int.from_bytes(entropy(2), "big") / 0xFFFF)
 
 
-def given_up(action: str, *, unknown: Unknown | None, reason: str) -> OutcomeUnknown | Unavailable:
+def given_up(action: str, *, unknown: Unknown | None, reason: str, attempts: int = ATTEMPTS_MAX) -> OutcomeUnknown | Unavailable:
     """The error to raise when the attempts are used up: it must say so if any of them may yet have worked."""
     if unknown is not None:
-        return OutcomeUnknown(f"{action}: outcome unknown after {ATTEMPTS_MAX} attempts: cause={unknown.reason!r}")
-    return Unavailable(f"{action}: not done in {ATTEMPTS_MAX} attempts: cause={reason!r}")
+        return OutcomeUnknown(f"{action}: outcome unknown after {attempts} attempts: cause={unknown.reason!r}")
+    return Unavailable(f"{action}: not done in {attempts} attempts: cause={reason!r}")
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from runtime.ids import Entropy
+from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
 from storage.catalog.records import ATTEMPTS_MAX, decode, encode, given_up, pause, write_each, write_one
 from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.formats.manifest import LogState, Manifest, decode_manifest
@@ -51,8 +52,6 @@ INTERNAL: Final[Mapping[str, Mapping[str, str]]] = {
 INTERNAL_PARTITIONS: Final = 50
 NEVER_A_TOPIC: Final = "__cluster_metadata"
 """The log of Kafka's controllers: no client can make a topic of that name."""
-LOOKS_MAX: Final = 10
-"""How often a creation that another broker has begun is looked at before it is given up (pauses of up to half a second between)."""
 _PARTITIONS_PER_LOOK: Final = 500
 """Look once more per this number of partitions, whose logs take their time."""
 
@@ -153,7 +152,9 @@ def may_collide(name: str) -> bool:
     return "." in name or "_" in name
 
 
-async def create_manifests(metadata: MetadataStore, topic_id: TopicId, count: int, *, entropy: Entropy, first: int = 0) -> None:
+async def create_manifests(
+    metadata: MetadataStore, topic_id: TopicId, count: int, *, entropy: Entropy, first: int = 0, attempts_max: int = ATTEMPTS_MAX
+) -> None:
     """Create the records of partitions `first` to `count` - 1. One that is there is left alone: it comes from an attempt that ended half
     way, from another broker that adds partitions too, or it is a tombstone, which the CAS of the topic's record will find out.
 
@@ -163,7 +164,7 @@ async def create_manifests(metadata: MetadataStore, topic_id: TopicId, count: in
     missing = [_manifest(topic_id, partition) for partition in range(first, count)]
     unknown: Unknown | None = None
     reason = ""
-    for attempt in range(ATTEMPTS_MAX):
+    for attempt in range(attempts_max):
         outcomes = await write_each(metadata, [Put(key, value, ABSENT) for key in missing])
         remaining = []
         for key, outcome in zip(missing, outcomes, strict=True):
@@ -175,10 +176,12 @@ async def create_manifests(metadata: MetadataStore, topic_id: TopicId, count: in
             return
         missing = remaining
         await pause(attempt, entropy)
-    raise given_up(f"create the manifests of topic id {topic_id}", unknown=unknown, reason=reason)
+    raise given_up(f"create the manifests of topic id {topic_id}", unknown=unknown, reason=reason, attempts=attempts_max)
 
 
-async def tombstone_manifests(metadata: MetadataStore, topic_id: TopicId, count: int, *, entropy: Entropy) -> None:
+async def tombstone_manifests(
+    metadata: MetadataStore, topic_id: TopicId, count: int, *, entropy: Entropy, attempts_max: int = ATTEMPTS_MAX
+) -> None:
     """Set log_state DELETED in every manifest, against writers that go on committing, and put a tombstone where there is none,
     against a creation that is still on its way.
 
@@ -187,7 +190,7 @@ async def tombstone_manifests(metadata: MetadataStore, topic_id: TopicId, count:
     waiting = [_manifest(topic_id, partition) for partition in range(count)]
     unknown: Unknown | None = None
     reason = ""
-    for attempt in range(ATTEMPTS_MAX):
+    for attempt in range(attempts_max):
         ops = await _tombstones(metadata, waiting)
         waiting = []
         unknown = None  # what an earlier attempt left open, the read has settled
@@ -203,7 +206,7 @@ async def tombstone_manifests(metadata: MetadataStore, topic_id: TopicId, count:
         if not waiting:
             return
         await pause(attempt, entropy)
-    raise given_up(f"mark {len(waiting)} partitions of topic id {topic_id} deleted", unknown=unknown, reason=reason)
+    raise given_up(f"mark {len(waiting)} partitions of topic id {topic_id} deleted", unknown=unknown, reason=reason, attempts=attempts_max)
 
 
 class TopicChanges:
@@ -227,9 +230,10 @@ class TopicChanges:
     Every method may be cancelled; what it began is then left half done, for whoever comes next.
     """
 
-    def __init__(self, metadata: MetadataStore, *, entropy: Entropy) -> None:
+    def __init__(self, metadata: MetadataStore, *, entropy: Entropy, limits: CatalogLimits = DEFAULT_LIMITS) -> None:
         self._metadata = metadata
         self._entropy = entropy
+        self._attempts_max, self._looks_max = limits.change_attempts_max, limits.creation_looks_max
 
     async def create(self, name: str, propose: Callable[[], Topic]) -> Topic:
         """`propose` makes a topic of that name, each time under a new id.
@@ -242,7 +246,9 @@ class TopicChanges:
         except OutcomeUnknown as error:
             raise _not_done(action, error) from error  # the unknown is the end of another topic
         try:
-            await create_manifests(self._metadata, reserved.topic_id, reserved.partition_count, entropy=self._entropy)
+            await create_manifests(
+                self._metadata, reserved.topic_id, reserved.partition_count, entropy=self._entropy, attempts_max=self._attempts_max
+            )
         except StorageError as error:
             await self._abandon(reserved, version)
             raise _not_done(action, error) from error  # nobody but this call could have activated it
@@ -274,7 +280,9 @@ class TopicChanges:
         try:
             if current.partitions_planned < count:
                 await self.replace(topic, planned, action)
-            await create_manifests(self._metadata, topic.topic_id, count, entropy=self._entropy, first=before)
+            await create_manifests(
+                self._metadata, topic.topic_id, count, entropy=self._entropy, first=before, attempts_max=self._attempts_max
+            )
         except OutcomeUnknown as error:
             raise _not_done(action, error) from error  # logs may have been made, but a plan is no partition
         found = before
@@ -293,7 +301,7 @@ class TopicChanges:
         """
         unknown: Unknown | None = None
         reason = ""
-        for attempt in range(ATTEMPTS_MAX):
+        for attempt in range(self._attempts_max):
             try:
                 current, version = await self._read_active(topic)
             except (NotFound, Unavailable) as error:
@@ -315,7 +323,7 @@ class TopicChanges:
                 unknown = outcome if isinstance(outcome, Unknown) else unknown
                 reason = outcome.reason
             await pause(attempt, self._entropy)
-        raise given_up(action, unknown=unknown, reason=reason)
+        raise given_up(action, unknown=unknown, reason=reason, attempts=self._attempts_max)
 
     async def _reserve(self, name: str, propose: Callable[[], Topic], action: str) -> tuple[Topic, int]:
         """The topic as it was put under the name, and the version of that record. Raises `AlreadyExists`, `Unavailable`."""
@@ -325,7 +333,7 @@ class TopicChanges:
         may_be_free = True
         is_taken = False
         reason = ""
-        while attempt < ATTEMPTS_MAX:
+        while attempt < self._attempts_max:
             if may_be_free:
                 # A new id each time: an id that two requests carry could be reserved again after it was given up.
                 proposal = propose()
@@ -344,7 +352,7 @@ class TopicChanges:
                     watched, looks = version, 0
                     attempt += 1
                 looks += 1
-                if looks <= LOOKS_MAX + holder.partition_count // _PARTITIONS_PER_LOOK:
+                if looks <= self._looks_max + holder.partition_count // _PARTITIONS_PER_LOOK:
                     may_be_free = False
                     reason = "another broker is creating it"
                     await pause(looks, self._entropy)
@@ -357,7 +365,7 @@ class TopicChanges:
                 raise AlreadyExists(f"topic {name!r} already exists")
             attempt += 1
             await pause(attempt, self._entropy)
-        raise Unavailable(f"{action}: not done in {ATTEMPTS_MAX} attempts: cause={reason!r}")
+        raise Unavailable(f"{action}: not done in {self._attempts_max} attempts: cause={reason!r}")
 
     async def _activate(self, reserved: Topic, version: int, action: str) -> Topic:
         active = msgspec.structs.replace(reserved, state=TopicState.ACTIVE)
@@ -367,7 +375,7 @@ class TopicChanges:
         ]
         unknown: Unknown | None = None
         reason = ""
-        for attempt in range(ATTEMPTS_MAX):
+        for attempt in range(self._attempts_max):
             outcome = await self._metadata.write(ops)
             if isinstance(outcome, Applied):
                 if outcome.results[-1].status is Status.OK:
@@ -380,12 +388,12 @@ class TopicChanges:
             await pause(attempt, self._entropy)
         if unknown is None:
             await self._abandon(reserved, version)
-        raise given_up(action, unknown=unknown, reason=reason)
+        raise given_up(action, unknown=unknown, reason=reason, attempts=self._attempts_max)
 
     async def _as_activated(self, active: Topic, action: str) -> Topic:
         """The reservation is gone: by an attempt of ours whose reply was lost, or because another broker gave it up."""
         reason = "it is gone"
-        for attempt in range(ATTEMPTS_MAX):
+        for attempt in range(self._attempts_max):
             try:
                 named, holder, _ = await self._read_incarnation(active)
             except Unavailable as error:
@@ -428,7 +436,7 @@ class TopicChanges:
         reason = ""
         gone = NotFound(f"no such topic: name={topic.name!r} topic_id={topic.topic_id}")
         is_missing = False
-        for attempt in range(ATTEMPTS_MAX):
+        for attempt in range(self._attempts_max):
             named, current, version = await self._read_incarnation(topic)
             is_missing = current is None
             if named is not None and named.is_deleted:
@@ -453,23 +461,23 @@ class TopicChanges:
             await pause(attempt, self._entropy)
         if is_missing and unknown is None:
             raise gone
-        raise given_up(f"delete topic {topic.name!r}", unknown=unknown, reason=reason)
+        raise given_up(f"delete topic {topic.name!r}", unknown=unknown, reason=reason, attempts=self._attempts_max)
 
     async def _finish(self, topic: Topic, version: int) -> None:
         """`version` is that of the record that says DELETING: nothing but its removal comes after it."""
-        await tombstone_manifests(self._metadata, topic.topic_id, topic.logs_max, entropy=self._entropy)
+        await tombstone_manifests(self._metadata, topic.topic_id, topic.logs_max, entropy=self._entropy, attempts_max=self._attempts_max)
         deleted = TopicIdRecord(name=topic.name, deleted_logs=topic.logs_max)
         ops: list[WriteOp] = [Put(keys.topic_id(topic.topic_id), encode(deleted), None), Delete(keys.topic(topic.name), version)]
         unknown: Unknown | None = None
         reason = ""
-        for attempt in range(ATTEMPTS_MAX):
+        for attempt in range(self._attempts_max):
             outcome = await self._metadata.write(ops)
             if isinstance(outcome, Applied):
                 return
             unknown = outcome if isinstance(outcome, Unknown) else unknown
             reason = outcome.reason
             await pause(attempt, self._entropy)
-        raise given_up(f"finish the deletion of topic {topic.name!r}", unknown=unknown, reason=reason)
+        raise given_up(f"finish the deletion of topic {topic.name!r}", unknown=unknown, reason=reason, attempts=self._attempts_max)
 
 
 def altered(change: Callable[[Mapping[str, str]], dict[str, str]]) -> Callable[[Topic], Topic]:

@@ -130,7 +130,7 @@ class Topics:
         self._clock = clock
         self._ids = ids
         self._entropy = entropy
-        self._written = TopicChanges(metadata, entropy=entropy)
+        self._written = TopicChanges(metadata, entropy=entropy, limits=limits)
         self._cache_topics_max = cache_topics_max
         # The oldest goes first: of a dict it would be looked for behind all that went before.
         self._by_name: OrderedDict[str, tuple[Topic, float]] = OrderedDict()

@@ -5,27 +5,18 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
-from storage.catalog import records
 from storage.catalog import topic as topic_module
+from storage.catalog.limits import CatalogLimits
 from storage.catalog.topic import Topic, TopicChanges, TopicIdRecord, create_manifests
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Delete, Key, MetadataStore, Put
 from tests.model.topic_world import Actor, Program, World, Wrong, explore
 
-
-@pytest.fixture(autouse=True)
-def few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def no_pause(_attempt: int, _entropy: object) -> None:
-        pass
-
-    for module in (topic_module, records):
-        monkeypatch.setattr(module, "ATTEMPTS_MAX", 4)
-        monkeypatch.setattr(module, "pause", no_pause)
-    monkeypatch.setattr(topic_module, "LOOKS_MAX", 1)
+FEW_ATTEMPTS = CatalogLimits(change_attempts_max=4, creation_looks_max=1)
 
 
 def right(metadata: MetadataStore) -> TopicChanges:
-    return TopicChanges(metadata, entropy=bytes)
+    return TopicChanges(metadata, entropy=bytes, limits=FEW_ATTEMPTS)
 
 
 async def creates(world: World, actor: Actor) -> None:
@@ -147,7 +138,7 @@ GROWN = "deleted while partitions are added"
 )
 def test_a_wrong_order_or_condition_is_found(wrong: type[TopicChanges], scenario: str, bounds: tuple[int, int], said: str) -> None:
     with pytest.raises(Wrong, match=said):
-        runs(scenario, bounds, lambda metadata: wrong(metadata, entropy=bytes))
+        runs(scenario, bounds, lambda metadata: wrong(metadata, entropy=bytes, limits=FEW_ATTEMPTS))
 
 
 def test_tombstones_only_where_there_is_a_log_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ class Actor:
 
     number: int
     changes: TopicChanges
-    steps: Coroutine[Any, Any, None] | None = None
+    steps: Coroutine[Request | None, Any, None] | None = None
     request: Request | None = None
 
 
@@ -186,7 +186,9 @@ class World:
     def resume(self, actor: Actor, answer: object) -> None:
         assert actor.steps is not None
         try:
-            actor.request = actor.steps.send(answer)
+            while (asked := actor.steps.send(answer)) is None:
+                answer = None  # a pause of no time: entropy is all zeros
+            actor.request = asked
         except StopIteration:
             actor.request = None
 
