@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from storage.errors import Unavailable
 from storage.objects.s3.store import S3ClientName
 from tests.kit.botocore_clients import clients_are_made_cheaply
-from tests.kit.opened_s3 import ending_in, opened, takes_only, uses_both_clients, without_credentials
+from tests.kit.opened_s3 import QUICK, ending_in, opened, takes_only, uses_both_clients, without_credentials
 from tests.kit.scripted_s3 import ScriptedS3
 
 __all__ = ["clients_are_made_cheaply"]
@@ -52,13 +53,12 @@ async def test_a_process_is_asked_again_when_its_credentials_are_refused(
         await uses_both_clients(store, "wal/2")
 
 
-async def test_a_process_that_hangs_is_ended(environment: Path, client: S3ClientName, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.objects.s3.aioboto3_client.FIND_S_MAX", 0.5)
+async def test_a_process_that_hangs_is_ended(environment: Path, client: S3ClientName) -> None:
     pid = environment / "pid"
     (environment / "hang.py").write_text(f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)")
     (environment / "config").write_text(f"[default]\ncredential_process = {sys.executable} -S -E {environment}/hang.py\n")
     with pytest.raises(Unavailable, match="S3 credentials could not be got: no answer in"):
-        async with opened("http://127.0.0.1:1", client):
+        async with opened("http://127.0.0.1:1", client, limits=replace(QUICK, credentials_timeout_s=0.5)):
             pass
     if pid.exists() and (number := pid.read_text()):
         with pytest.raises(ProcessLookupError):

@@ -11,14 +11,13 @@ import pytest
 
 from runtime.clock import SystemClock
 from runtime.telemetry import Telemetry
-from storage.objects.s3 import credentials
 from storage.objects.s3.client import S3Limits
 from storage.objects.s3.location import S3Location
 from storage.objects.s3.object_store import S3ObjectStore
 from storage.objects.s3.store import S3ClientName, open_s3
 from tests.kit.scripted_s3 import BUCKET, Reply, Request, ScriptedS3, error
 
-QUICK = S3Limits(pause_s_max=0.005, settle_s=0.0)
+QUICK = S3Limits(pause_s_max=0.005, settle_s=0.0, credentials_retry_pause_s=0.0)
 """Short pauses, and nothing is waited for at the end: the process goes on."""
 SMALL_PARTS = replace(QUICK, multipart_above_bytes=1 << 18, part_bytes=1 << 20)
 """Parts are as small as no S3 server takes them: they are hashed, sent and compared sooner."""
@@ -64,7 +63,6 @@ def without_credentials(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "credentials"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(folder / "config"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr(credentials, "SEARCH_AGAIN_S", 0.0)
     return folder
 
 

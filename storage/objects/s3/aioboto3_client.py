@@ -34,7 +34,7 @@ from storage.objects.s3.client import (
     UploadsPage,
     user_agent,
 )
-from storage.objects.s3.credentials import FIND_S_MAX, NO_CREDENTIALS, Credentials, CredentialSource, source_of
+from storage.objects.s3.credentials import NO_CREDENTIALS, Credentials, CredentialSource, source_of
 from storage.objects.s3.endpoint import BucketEndpoint, Proxies, client_context, untrusted_of
 from storage.objects.s3.faults import ErrorReply, Interrupted, NoCredentials, RequestFault, Unreached, error_reply
 from storage.objects.s3.metering import tracing
@@ -267,23 +267,28 @@ class Aioboto3Client:
         return {"Bucket": self._endpoint.bucket, "Key": name}
 
 
-def credentials_for(endpoint: BucketEndpoint, environment: Mapping[str, str], *, clock: Clock) -> CredentialSource:
+def credentials_for(
+    endpoint: BucketEndpoint, environment: Mapping[str, str], *, clock: Clock, limits: S3Limits = DEFAULT_LIMITS
+) -> CredentialSource:
     """Credentials of the environment, else what botocore finds. Looks nowhere before the first request."""
-    return CredentialSource(partial(find_credentials, endpoint, environment), environment=environment, clock=clock)
+    find = partial(find_credentials, endpoint, environment, timeout_s=limits.credentials_timeout_s)
+    return CredentialSource(find, environment=environment, clock=clock, limits=limits)
 
 
-def find_credentials(endpoint: BucketEndpoint, environment: Mapping[str, str]) -> Credentials:
+def find_credentials(
+    endpoint: BucketEndpoint, environment: Mapping[str, str], *, timeout_s: float = DEFAULT_LIMITS.credentials_timeout_s
+) -> Credentials:
     """Search every source that botocore knows, reading all files again. Blocks: call it in a thread. Raise `NoCredentials`."""
     try:
         with _translated(), asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-            return runner.run(_find_credentials(endpoint, environment))
+            return runner.run(_find_credentials(endpoint, environment, timeout_s=timeout_s))
     except NoCredentials:
         raise
     except RequestFault as fault:
         raise NoCredentials(f"S3 credentials could not be got: {fault}") from fault
 
 
-async def _find_credentials(endpoint: BucketEndpoint, environment: Mapping[str, str]) -> Credentials:
+async def _find_credentials(endpoint: BucketEndpoint, environment: Mapping[str, str], *, timeout_s: float) -> Credentials:
     session = importlib.import_module("aiobotocore.session").AioSession()
     session.set_config_variable("region", endpoint.region)
     tls = client_context(endpoint.ca)
@@ -302,13 +307,13 @@ async def _find_credentials(endpoint: BucketEndpoint, environment: Mapping[str, 
             # The address of a machine's own role is another machine's to a proxy.
             fetcher._session = type(fetcher._session)(timeout=fetcher._timeout)  # noqa: SLF001
     try:
-        async with asyncio.timeout(FIND_S_MAX):
+        async with asyncio.timeout(timeout_s):
             found = await resolver.load_credentials()
             if found is None:
                 raise NoCredentials(NO_CREDENTIALS)
             frozen = await found.get_frozen_credentials()
     except TimeoutError as error:
-        raise NoCredentials(f"S3 credentials could not be got: no answer in {FIND_S_MAX:.0f} s from where they are looked for") from error
+        raise NoCredentials(f"S3 credentials could not be got: no answer in {timeout_s:g} s from where they are looked for") from error
     finally:
         for process in started:
             if process.returncode is None:

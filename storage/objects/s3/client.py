@@ -138,6 +138,13 @@ class S3Limits:
     page_objects: int = KEYS_PER_REQUEST
     """Objects, or unfinished uploads, of one page of a listing."""
 
+    # Credentials
+
+    credentials_timeout_s: float = 30.0
+    """For one search of all sources, which asks servers and starts programs, in a thread of its own."""
+    credentials_retry_pause_s: float = 5.0
+    """After a search that failed, or one whose credentials the store refused."""
+
     # Closing
 
     settle_s: float = 0.05

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from runtime.clock import Clock
+from storage.objects.s3.client import DEFAULT_LIMITS, S3Limits
 from storage.objects.s3.faults import NoCredentials, RequestFault
 
 NO_CREDENTIALS: Final = (
@@ -24,14 +25,10 @@ NO_CREDENTIALS: Final = (
     "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine a role."
 )
 
-FIND_S_MAX: Final = 30.0
-"""For one search of all sources, which asks servers and starts programs."""
 WAIT_S_MAX: Final = 8.0
 """A request that has nothing to sign with waits so long for a search; less than a try of a request may take."""
 LOOK_AGAIN_S: Final = 1.0
 """Between two looks at the files, while requests go out."""
-SEARCH_AGAIN_S: Final = 5.0
-"""After a search that failed, or one whose credentials the store refused."""
 SEARCH_AGAIN_IF_FORBIDDEN_S: Final = 60.0
 """After a refusal that is more likely about a permission."""
 RENEWED_BEFORE_END_S: Final = 300.0
@@ -70,9 +67,12 @@ class Credentials(NamedTuple):
 class CredentialSource:
     """Credentials for one store. `find` blocks, is called in a thread, and raises `RequestFault`."""
 
-    def __init__(self, find: Callable[[], Credentials], *, environment: Mapping[str, str], clock: Clock) -> None:
+    def __init__(
+        self, find: Callable[[], Credentials], *, environment: Mapping[str, str], clock: Clock, limits: S3Limits = DEFAULT_LIMITS
+    ) -> None:
         self._find = find
         self._clock = clock
+        self._timeout_s, self._retry_pause_s = limits.credentials_timeout_s, limits.credentials_retry_pause_s
         self._files = files_of(environment)
         self._held = _of_environment(environment)
         self._is_fixed = self._held is not None
@@ -100,6 +100,10 @@ class CredentialSource:
         # Those that have ended are used all the same: the store's clock counts, and its answer says what is wrong.
         return self._held
 
+    async def first(self) -> Credentials:
+        """As `current`, with the whole time of a search, which says at its end what it waited for."""
+        return await self.current(within_s=self._timeout_s + WAIT_S_MAX)
+
     async def renewed(self, refused: Credentials | None, *, perhaps: bool = False) -> bool:
         """Whether there are others than those that a store has `refused`, or `perhaps` refused."""
         if self._is_fixed:
@@ -107,7 +111,7 @@ class CredentialSource:
         if self._held == refused and self._under_way is not None:
             await self._finished(self._under_way, WAIT_S_MAX)
         if self._held == refused:
-            pause_s = SEARCH_AGAIN_IF_FORBIDDEN_S if perhaps else SEARCH_AGAIN_S
+            pause_s = SEARCH_AGAIN_IF_FORBIDDEN_S if perhaps else self._retry_pause_s
             await self._finished(self._look(anyway=self._clock.monotonic_s() >= self._searched_at_s + pause_s), WAIT_S_MAX)
         return self._held != refused
 
@@ -152,7 +156,7 @@ class CredentialSource:
         except Exception as fault:  # noqa: BLE001 - a request that waits is given it
             cause = str(fault) if isinstance(fault, RequestFault) else repr(fault)
             self._marks, self._searched_at_s = marks, self._clock.monotonic_s()
-            self._search_at_s = self._searched_at_s + SEARCH_AGAIN_S
+            self._search_at_s = self._searched_at_s + self._retry_pause_s
             if held is not None and not self._failure:
                 _log.warning(
                     "s3_credentials_not_renewed",
@@ -166,7 +170,7 @@ class CredentialSource:
             return
         now_s = self._clock.monotonic_s()
         left_s = _left_s(found, self._clock)
-        pause_s = max(left_s - RENEWED_BEFORE_END_S, left_s / 2, LOOK_AGAIN_S) if left_s > 0 else SEARCH_AGAIN_S
+        pause_s = max(left_s - RENEWED_BEFORE_END_S, left_s / 2, LOOK_AGAIN_S) if left_s > 0 else self._retry_pause_s
         self._held, self._marks, self._failure = found, marks, ""
         self._searched_at_s, self._search_at_s = now_s, now_s + pause_s
         if held is not None and held != found:

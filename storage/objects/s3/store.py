@@ -10,7 +10,6 @@ from storage.errors import Unavailable
 from storage.objects.requests import RequestMeter
 from storage.objects.s3.aioboto3_client import Aioboto3Client, credentials_for
 from storage.objects.s3.client import DEFAULT_LIMITS, S3Limits
-from storage.objects.s3.credentials import FIND_S_MAX
 from storage.objects.s3.endpoint import read_authorities, resolve_endpoint
 from storage.objects.s3.faults import NoCredentials
 from storage.objects.s3.location import S3Location
@@ -38,11 +37,11 @@ async def open_s3(
     endpoint = resolve_endpoint(location, os.environ)
     _ = endpoint.route  # raises
     authorities = read_authorities(endpoint.ca) if endpoint.ca is not None and endpoint.is_https else None
-    credentials = credentials_for(endpoint, os.environ, clock=clock)
+    credentials = credentials_for(endpoint, os.environ, clock=clock, limits=limits)
     meter = RequestMeter(telemetry, root=location.root)
     control = Aioboto3Client(endpoint, credentials=credentials, meter=meter, run=telemetry.run, limits=limits)
     try:
-        await credentials.current(within_s=FIND_S_MAX)
+        await credentials.first()
         data = (
             control
             if client == "aioboto3"

@@ -12,6 +12,7 @@ import pytest
 
 from storage.errors import Unavailable
 from storage.objects.s3 import credentials as module
+from storage.objects.s3.client import DEFAULT_LIMITS
 from storage.objects.s3.credentials import Credentials, CredentialSource
 from storage.objects.s3.faults import NoCredentials
 from storage.objects.s3.store import S3ClientName
@@ -92,7 +93,7 @@ async def test_credentials_that_have_ended_are_waited_for_and_used_if_there_are_
     assert await token_of(source) == "first"
     clock.s = 1_011.0
     assert await token_of(source) == "first"
-    clock.s += module.SEARCH_AGAIN_S
+    clock.s += DEFAULT_LIMITS.credentials_retry_pause_s
     assert await token_of(source) == "second"
 
 
@@ -121,7 +122,7 @@ async def test_a_store_that_refuses_has_them_searched_within_bounds() -> None:
     source = CredentialSource(issuer, environment={}, clock=clock)
     first = await source.current()
     assert not await source.renewed(first), "they were searched just now"
-    clock.s += module.SEARCH_AGAIN_S
+    clock.s += DEFAULT_LIMITS.credentials_retry_pause_s
     assert not await source.renewed(first, perhaps=True), "it may be about a permission"
     assert await source.renewed(first)
     assert await source.renewed(first), "another request has renewed them"
@@ -138,11 +139,11 @@ async def test_a_search_that_fails_is_repeated_within_bounds(tmp_path: Path) -> 
     source = CredentialSource(issuer, environment={"AWS_SHARED_CREDENTIALS_FILE": str(path)}, clock=clock)
     first = await source.current()
     path.write_text("half")
-    clock.s += module.SEARCH_AGAIN_S
+    clock.s += DEFAULT_LIMITS.credentials_retry_pause_s
     for _ in range(10):
         assert not await source.renewed(first)
     assert issuer.searches == 2
-    clock.s += module.SEARCH_AGAIN_S
+    clock.s += DEFAULT_LIMITS.credentials_retry_pause_s
     assert not await source.renewed(first)
     assert issuer.searches == 3
     assert await source.current() == first
