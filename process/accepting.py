@@ -84,6 +84,7 @@ class Acceptor(Generic[P]):
         fix: str,
         nursery: Nursery,
         telemetry: Telemetry,
+        retry_s: float = RETRY_S,
     ) -> None:
         """`make` gets the client's address. `has_room`: whether another connection may be added to those open and arriving; without room a
         new one is closed at once, unless `make_room` closes another for its address and says so. `may_wait`, asked while there is no room
@@ -97,6 +98,7 @@ class Acceptor(Generic[P]):
         self._make_room = make_room
         self._may_wait = may_wait
         self._nursery = nursery
+        self._retry_s = retry_s
         self._failures = telemetry.counter(ACCEPT_FAILURES)
         self._refused = telemetry.counter(REFUSED)
         self._say_refused = Rarely(lambda count: _say_refused(name, count, fix), later=later)
@@ -171,7 +173,7 @@ class Acceptor(Generic[P]):
         self._say_failed.happened()
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._bound)
-        self._retry = loop.call_later(RETRY_S, self._resume)
+        self._retry = loop.call_later(self._retry_s, self._resume)
 
     def _resume(self) -> None:
         self._retry = None

@@ -66,20 +66,23 @@ class Trimming:
         blocking: Blocking,
         rss_bytes: Callable[[], int] | None = None,
         trim: Callable[[], object] | None = None,
+        check_s: float = CHECK_S,
+        trim_pause_s: float = TRIM_PAUSE_S,
     ) -> None:
         """`trim` takes as long as there is memory to give back, beside the event loop: `blocking` is where it runs."""
         self._bytes_max = bytes_max
         self._blocking = blocking
         self._rss_bytes = rss_bytes or _resident_bytes
         self._trim = trim or _glibc_trim()
+        self._check_s, self._trim_pause_s = check_s, trim_pause_s
 
     async def run(self) -> None:
         while self._trim is not None:
             if self._is_above():
                 await self._blocking.run(self._trim)
-                await asyncio.sleep(TRIM_PAUSE_S)
+                await asyncio.sleep(self._trim_pause_s)
             else:
-                await asyncio.sleep(CHECK_S)
+                await asyncio.sleep(self._check_s)
 
     def _is_above(self) -> bool:
         try:

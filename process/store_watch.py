@@ -45,24 +45,34 @@ _log = structlog.get_logger("stores")
 class StoreWatch:
     """`on_lost` is called once, with the store that is another's (a name of process/http/health.py) and why."""
 
-    def __init__(self, stores: Stores, settings: Settings, cluster: ClusterRecord, *, on_lost: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        stores: Stores,
+        settings: Settings,
+        cluster: ClusterRecord,
+        *,
+        on_lost: Callable[[str, str], None],
+        look_every_s: float = LOOK_EVERY_S,
+        look_again_s: float = LOOK_AGAIN_S,
+    ) -> None:
         self._stores = stores
         self._settings = settings
         self._cluster = cluster
         self._on_lost = on_lost
+        self._look_every_s, self._look_again_s = look_every_s, look_again_s
 
     async def run(self) -> None:
         """Until a store is another's, or cancelled."""
         CAUSE.set("marker")
         # A timer is meant: stores do not tell that they were replaced.
         while (problem := await self._problem()) is None or problem != await self._again():  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(self._look_every_s)
         store, cause = problem
         _log.error("store_replaced", store=store, error=cause, effect=EFFECT, fix=FIX)
         self._on_lost(store, cause)
 
     async def _again(self) -> tuple[str, str] | None:
-        await asyncio.sleep(LOOK_AGAIN_S)
+        await asyncio.sleep(self._look_again_s)
         return await self._problem()
 
     async def _problem(self) -> tuple[str, str] | None:

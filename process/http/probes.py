@@ -108,9 +108,17 @@ class _Watched:
 class Probes:
     """Sees to it that the outcome of the last write to each store is never old."""
 
-    def __init__(self, *, metadata: Probed, objects: Probed, outcomes: StoreOutcomes, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        metadata: Probed,
+        objects: Probed,
+        outcomes: StoreOutcomes,
+        clock: Clock,
+        metadata_deadline_s: float = METADATA_DEADLINE_S,
+    ) -> None:
         self._clock = clock
-        self._metadata = _Watched("metadata", metadata, outcomes.writes, (outcomes.writes,), METADATA_IDLE_S, METADATA_DEADLINE_S)
+        self._metadata = _Watched("metadata", metadata, outcomes.writes, (outcomes.writes,), METADATA_IDLE_S, metadata_deadline_s)
         self._objects = _Watched(
             "object_store", objects, outcomes.puts, (outcomes.puts, outcomes.gets), OBJECT_STORE_IDLE_S, OBJECT_STORE_DEADLINE_S
         )

@@ -81,6 +81,7 @@ async def accepting_one(*failures: OSError, make_room: Callable[[], bool] = lamb
                 fix="let fewer come",
                 nursery=nursery,
                 telemetry=rig.telemetry,
+                retry_s=RETRY_S,
             )
             acceptor.start()
             yield rig
@@ -89,7 +90,6 @@ async def accepting_one(*failures: OSError, make_room: Callable[[], bool] = lamb
 
 
 async def test_without_descriptors_it_waits_between_attempts_and_goes_on_when_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accepting, "RETRY_S", RETRY_S)
     with structlog.testing.capture_logs() as logged:
         async with accepting_one(*[EMFILE] * 5) as rig:
             with rig.connecting():
@@ -107,7 +107,6 @@ async def test_without_descriptors_it_waits_between_attempts_and_goes_on_when_th
 
 
 async def test_an_acceptor_that_is_stopped_while_it_waits_does_not_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accepting, "RETRY_S", RETRY_S)
     async with accepting_one(*[EMFILE] * 1_000) as rig:
         with rig.connecting():
             async with asyncio.timeout(DEADLINE_S):
@@ -153,7 +152,6 @@ async def test_who_finds_no_room_is_closed_at_once_counted_and_told_once() -> No
 )
 async def test_who_cannot_be_accepted_is_told_with_what_helps(monkeypatch: pytest.MonkeyPatch, code: int, fix: str) -> None:
     """A limit of this process is not that of the machine, and neither helps where memory or a firewall is the cause."""
-    monkeypatch.setattr(accepting, "RETRY_S", RETRY_S)
     with structlog.testing.capture_logs() as logged:
         async with accepting_one(OSError(code, os.strerror(code))) as rig:
             with rig.connecting():

@@ -33,9 +33,7 @@ def test_nothing_happens_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not malloc.tune()
 
 
-async def test_memory_is_given_back_when_more_is_resident_than_should_be_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(malloc, "CHECK_S", 0.0)
-    monkeypatch.setattr(malloc, "TRIM_PAUSE_S", 0.0)
+async def test_memory_is_given_back_when_more_is_resident_than_should_be_and_only_then() -> None:
     seen: list[int | str] = []
     resident: Iterator[int] = iter([99, 100, 101, 100, 102])
     done = asyncio.Event()
@@ -48,7 +46,14 @@ async def test_memory_is_given_back_when_more_is_resident_than_should_be_and_onl
         seen.append(found)
         return found
 
-    trimming = malloc.Trimming(bytes_max=100, blocking=InlineBlocking(), rss_bytes=rss_bytes, trim=lambda: seen.append("trim"))
+    trimming = malloc.Trimming(
+        bytes_max=100,
+        blocking=InlineBlocking(),
+        rss_bytes=rss_bytes,
+        trim=lambda: seen.append("trim"),
+        check_s=0.0,
+        trim_pause_s=0.0,
+    )
     async with asyncio.TaskGroup() as group:
         task = group.create_task(trimming.run())
         await done.wait()
@@ -57,8 +62,7 @@ async def test_memory_is_given_back_when_more_is_resident_than_should_be_and_onl
     assert seen == [99, 100, 101, "trim", 100, 102, "trim"]
 
 
-async def test_who_cannot_look_for_want_of_descriptors_looks_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(malloc, "CHECK_S", 0.0)
+async def test_who_cannot_look_for_want_of_descriptors_looks_again_later() -> None:
     trimmed = asyncio.Event()
     looks = iter([OSError(errno.EMFILE, "Too many open files"), 101])
 
@@ -68,7 +72,7 @@ async def test_who_cannot_look_for_want_of_descriptors_looks_again_later(monkeyp
             raise seen
         return seen
 
-    trimming = malloc.Trimming(bytes_max=100, blocking=InlineBlocking(), rss_bytes=rss_bytes, trim=trimmed.set)
+    trimming = malloc.Trimming(bytes_max=100, blocking=InlineBlocking(), rss_bytes=rss_bytes, trim=trimmed.set, check_s=0.0)
     async with asyncio.TaskGroup() as group, asyncio.timeout(25):
         task = group.create_task(trimming.run())
         await trimmed.wait()

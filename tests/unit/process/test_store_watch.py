@@ -51,7 +51,14 @@ class Watched:
 
     async def looked(self, reads_max: int = 12) -> None:
         """Let it look until it has read so often, or has seen enough."""
-        watch = StoreWatch(self.stores, Settings(), self.cluster, on_lost=lambda store, cause: self.lost.append((store, cause)))
+        watch = StoreWatch(
+            self.stores,
+            Settings(),
+            self.cluster,
+            on_lost=lambda store, cause: self.lost.append((store, cause)),
+            look_every_s=0.0,
+            look_again_s=0.0,
+        )
         reads = self.objects.reads
         async with asyncio.timeout(WITHIN_S), Nursery() as nursery:
             task = nursery.spawn(watch.run(), name="watch")
@@ -64,9 +71,7 @@ class Watched:
 
 
 @pytest.fixture
-async def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    monkeypatch.setattr("process.store_watch.LOOK_EVERY_S", 0)
-    monkeypatch.setattr("process.store_watch.LOOK_AGAIN_S", 0)
+async def watched() -> Watched:
     objects, metadata = Counted(), MemoryMetadataStore(clock=clock)
     identity = await identify(metadata, objects, IdSource(clock=clock), clock)
     assert identity.cluster is not None

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import pytest
 
 from process.http.probes import (
+    METADATA_DEADLINE_S,
     METADATA_IDLE_S,
     OBJECT_STORE_IDLE_S,
     PROBE_BYTES_MAX,
@@ -46,11 +47,19 @@ class Store:
 
 
 class Watching:
-    def __init__(self, metadata: Probed | None = None, objects: Probed | None = None) -> None:
+    def __init__(
+        self, metadata: Probed | None = None, objects: Probed | None = None, *, metadata_deadline_s: float = METADATA_DEADLINE_S
+    ) -> None:
         self.clock = ManualClock()
         self.outcomes = StoreOutcomes(clock=self.clock, telemetry=Telemetry())
         self.metadata, self.objects = Store(), Store()
-        self.probes = Probes(metadata=metadata or self.metadata, objects=objects or self.objects, outcomes=self.outcomes, clock=self.clock)
+        self.probes = Probes(
+            metadata=metadata or self.metadata,
+            objects=objects or self.objects,
+            outcomes=self.outcomes,
+            clock=self.clock,
+            metadata_deadline_s=metadata_deadline_s,
+        )
 
     def fail_put(self) -> None:
         now_s = self.clock.monotonic_s()
@@ -167,9 +176,8 @@ async def test_a_store_whose_last_write_failed_is_probed_at_every_look_until_one
     assert watching.outcomes.puts.bad_since_s is None
 
 
-async def test_a_store_that_does_not_answer_fails_its_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("process.http.probes.METADATA_DEADLINE_S", 0.02)
-    watching = Watching()
+async def test_a_store_that_does_not_answer_fails_its_probe() -> None:
+    watching = Watching(metadata_deadline_s=0.02)
     watching.metadata.hangs = True
 
     await watching.probes.look_at_metadata()
