@@ -32,13 +32,23 @@ _BY_SIGNAL: Final = 128
 class ChildProcess:
     """A command that takes a `SupervisorLink` as its standard input. `name` begins messages; `log` is where its own words go."""
 
-    def __init__(self, command: Sequence[str], *, name: str, log: Path, clock: Clock, environ: Mapping[str, str] | None = None) -> None:
-        """`environ` is added to that of this process."""
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        name: str,
+        log: Path,
+        clock: Clock,
+        environ: Mapping[str, str] | None = None,
+        stop_within_s: float = STOP_WITHIN_S,
+    ) -> None:
+        """`environ` is added to that of this process. After `stop_within_s` it is stopped by force."""
         self.name = name
         self.log = log
         self._command = list(command)
         self._clock = clock
         self._environ = environ or {}
+        self._stop_within_s = stop_within_s
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
 
@@ -71,7 +81,7 @@ class ChildProcess:
         self._process.send_signal(signal.SIGCONT)
         self._process.terminate()
         try:
-            self._process.wait(STOP_WITHIN_S)
+            self._process.wait(self._stop_within_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from forebay.processes import plan
-from forebay.processes.child import HOST, ChildProcess, is_ready, metrics_of
+from forebay.processes.child import HOST, STOP_WITHIN_S, ChildProcess, is_ready, metrics_of
 from forebay.processes.supervisor import broker_command
 from process.settings.errors import EXIT_USAGE, StartError
 from process.settings.keys import SETTINGS
@@ -128,8 +128,9 @@ def free_port(first: int, *, promised: Collection[int] = ()) -> int:
 class BrokerProcess(ChildProcess):
     """Runs while the `with` block does; leaving stops it."""
 
-    def __init__(self, place: DemoPlace, *, clock: Clock) -> None:
-        super().__init__(broker_command(place.assignments()), name=f"The broker on {place.address}", log=place.log, clock=clock)
+    def __init__(self, place: DemoPlace, *, clock: Clock, stop_within_s: float = STOP_WITHIN_S) -> None:
+        name = f"The broker on {place.address}"
+        super().__init__(broker_command(place.assignments()), name=name, log=place.log, clock=clock, stop_within_s=stop_within_s)
         self.place = place
 
     def __enter__(self) -> Self:
@@ -140,9 +141,9 @@ class BrokerProcess(ChildProcess):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.stop()
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, *, within_s: float = READY_WITHIN_S) -> None:
         """Until /readyz says so. Raise `StartError` with the broker's last words if it ends or takes too long."""
-        self.wait_until(lambda: is_ready(self.place.http_port), "ready", within_s=READY_WITHIN_S)
+        self.wait_until(lambda: is_ready(self.place.http_port), "ready", within_s=within_s)
 
     def metrics(self) -> list[Mapping[str, Any]]:
         """The series of /metrics.json."""

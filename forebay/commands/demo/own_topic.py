@@ -75,22 +75,24 @@ class _NoAnswerError(ReplayError):
     """Nobody answered in time."""
 
 
-def create_topic(bootstrap: str, name: str, *, partition_count: int, sleep: Callable[[float], None]) -> str:
+def create_topic(
+    bootstrap: str, name: str, *, partition_count: int, sleep: Callable[[float], None], answer_within_s: float = ANSWER_WITHIN_S
+) -> str:
     """The id of the new topic. The name must be one that nobody else uses: a topic that has it already is taken for this one, because the
     answer to an earlier attempt may have been lost.
     """
-    _administer(bootstrap, lambda admin: _create_once(admin, name, partition_count))
+    _administer(bootstrap, lambda admin: _create_once(admin, name, partition_count, within_s=answer_within_s))
     for _ in range(_LOOKS_MAX):
-        if found := _administer(bootstrap, lambda admin: _id_of(admin, name)):
+        if found := _administer(bootstrap, lambda admin: _id_of(admin, name, within_s=answer_within_s)):
             return found
         # Made by one broker, asked of another.
         sleep(_LOOK_AGAIN_S)
     raise ReplayError(f"topic {name} was created, but no broker tells of it")
 
 
-def delete_topic(bootstrap: str, name: str, *, own_id: str = "") -> Deletion:
+def delete_topic(bootstrap: str, name: str, *, own_id: str = "", answer_within_s: float = ANSWER_WITHIN_S) -> Deletion:
     """With an id, only the topic that has it."""
-    return _administer(bootstrap, lambda admin: _delete_once(admin, name, own_id))
+    return _administer(bootstrap, lambda admin: _delete_once(admin, name, own_id, within_s=answer_within_s))
 
 
 def _administer(bootstrap: str, ask: Callable[[AdminClient], T]) -> T:
@@ -106,34 +108,36 @@ def _administer(bootstrap: str, ask: Callable[[AdminClient], T]) -> T:
     raise AssertionError("unreachable")
 
 
-def _create_once(admin: AdminClient, name: str, partition_count: int) -> None:
+def _create_once(admin: AdminClient, name: str, partition_count: int, *, within_s: float) -> None:
     # The flights are of 2013: by their timestamps all are too old for the week that is kept without this.
     new = NewTopic(name, num_partitions=partition_count, replication_factor=1, config={"retention.ms": "-1"})
-    _answer(admin.create_topics([new])[name], unless=KafkaError.TOPIC_ALREADY_EXISTS)
+    _answer(admin.create_topics([new])[name], unless=KafkaError.TOPIC_ALREADY_EXISTS, within_s=within_s)
 
 
-def _delete_once(admin: AdminClient, name: str, own_id: str) -> Deletion:
+def _delete_once(admin: AdminClient, name: str, own_id: str, *, within_s: float) -> Deletion:
     if own_id:
-        found = _id_of(admin, name)
+        found = _id_of(admin, name, within_s=within_s)
         if found != own_id:
             return Deletion.NOT_OWN if found else Deletion.NOT_THERE
-    done, _ = _answer(admin.delete_topics([name], operation_timeout=ANSWER_WITHIN_S)[name], unless=KafkaError.UNKNOWN_TOPIC_OR_PART)
+    done, _ = _answer(
+        admin.delete_topics([name], operation_timeout=within_s)[name], unless=KafkaError.UNKNOWN_TOPIC_OR_PART, within_s=within_s
+    )
     return Deletion.DONE if done else Deletion.NOT_THERE
 
 
-def _id_of(admin: AdminClient, name: str) -> str:
+def _id_of(admin: AdminClient, name: str, *, within_s: float) -> str:
     """Empty if there is no such topic. Asking this way never creates one."""
-    there, topic = _answer(admin.describe_topics(TopicCollection([name]))[name], unless=KafkaError.UNKNOWN_TOPIC_OR_PART)
+    there, topic = _answer(admin.describe_topics(TopicCollection([name]))[name], unless=KafkaError.UNKNOWN_TOPIC_OR_PART, within_s=within_s)
     return str(topic.topic_id) if there else ""
 
 
-def _answer(future: Any, *, unless: int) -> tuple[bool, Any]:
+def _answer(future: Any, *, unless: int, within_s: float) -> tuple[bool, Any]:
     """Whether it succeeded, and what was answered then; not for the error code `unless`."""
     try:
-        return True, future.result(timeout=ANSWER_WITHIN_S)
+        return True, future.result(timeout=within_s)
     except KafkaException as error:
         if error.args[0].code() == unless:
             return False, None
         raise ReplayError(f"the broker refused: {error.args[0].str()}") from error
     except TimeoutError as error:
-        raise _NoAnswerError(f"no broker answered within {_ATTEMPTS_MAX * ANSWER_WITHIN_S:.0f} s") from error
+        raise _NoAnswerError(f"no broker answered within {_ATTEMPTS_MAX * within_s:g} s") from error

@@ -8,7 +8,7 @@ import json
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -24,7 +24,7 @@ _READ_WAIT_S: Final = 0.2
 _ACK_WAIT_S: Final = 0.1
 _STATISTICS_EVERY_MS: Final = 100
 _PREPARE_STEPS: Final = 20
-QUIET: Final = {"log_level": 2}
+QUIET: Final[Mapping[str, object]] = {"log_level": 2}
 """For every client of the demo: what goes wrong is said by us."""
 
 
@@ -152,8 +152,12 @@ def send(
     clock: Clock,
     routes: Routes | None = None,
     mishap: Mishap | None = None,
+    answer_within_s: float = ANSWER_WITHIN_S,
+    client: Mapping[str, object] = QUIET,
 ) -> Ledger:
-    """Produce them all and wait for every acknowledgement. A mishap needs routes. Raise `ReplayError`."""
+    """Produce them all and wait for every acknowledgement, for `answer_within_s` from one to the next. A mishap needs routes. `client` are
+    settings of librdkafka. Raise `ReplayError`.
+    """
     routes = routes or Routes(topic)
     deliveries = _Deliveries(partition_count, advance)
     producer = Producer(
@@ -165,10 +169,10 @@ def send(
             "compression.type": "lz4",
             "statistics.interval.ms": _STATISTICS_EVERY_MS if mishap else 0,
             "stats_cb": routes,
-            **QUIET,
+            **client,
         }
     )
-    stage = _Stage(mishap, producer, deliveries, routes, clock) if mishap else None
+    stage = _Stage(mishap, producer, deliveries, routes, clock, answer_within_s) if mishap else None
     report_every = min(REPORT_EVERY, max(1, mishap.sent_max // _PREPARE_STEPS)) if mishap else REPORT_EVERY
     sent = Ledger(partition_count)
     for number, (key, value, timestamp_ms) in enumerate(records):
@@ -183,12 +187,12 @@ def send(
                 break
     if stage is not None:
         stage.play_at_last(sent.record_count)
-    _wait_acked(producer, deliveries, lambda: deliveries.count >= sent.record_count, clock)
+    _wait_acked(producer, deliveries, lambda: deliveries.count >= sent.record_count, clock, answer_within_s)
     if deliveries.error is not None:
         raise ReplayError(deliveries.error)
     if deliveries.count < sent.record_count:
         left = sent.record_count - deliveries.count
-        raise ReplayError(f"{left} of {sent.record_count} records were not acknowledged, and for {ANSWER_WITHIN_S:.0f} s none was")
+        raise ReplayError(f"{left} of {sent.record_count} records were not acknowledged, and for {answer_within_s:g} s none was")
     if mishap:
         hear_statistics(producer, routes, clock)
     return sent
@@ -204,26 +208,29 @@ def hear_statistics(producer: Producer, routes: Routes, clock: Clock) -> None:
         producer.poll(left_s)  # it ends with the first thing that it hears of
 
 
-def _wait_acked(producer: Producer, deliveries: _Deliveries, done: Callable[[], bool], clock: Clock) -> None:
-    """Until `done`, an error, or `ANSWER_WITHIN_S` without an acknowledgement."""
+def _wait_acked(producer: Producer, deliveries: _Deliveries, done: Callable[[], bool], clock: Clock, within_s: float) -> None:
+    """Until `done`, an error, or `within_s` without an acknowledgement."""
     count, since_s = deliveries.count, clock.monotonic_s()
     while not done() and deliveries.error is None:
         producer.poll(_ACK_WAIT_S)
         if deliveries.count != count:
             count, since_s = deliveries.count, clock.monotonic_s()
-        elif clock.monotonic_s() - since_s > ANSWER_WITHIN_S:
+        elif clock.monotonic_s() - since_s > within_s:
             return
 
 
 class _Stage:
     """Brings a mishap about: prepared when enough was acknowledged, it strikes a little later, with records under way."""
 
-    def __init__(self, mishap: Mishap, producer: Producer, deliveries: _Deliveries, routes: Routes, clock: Clock) -> None:
+    def __init__(
+        self, mishap: Mishap, producer: Producer, deliveries: _Deliveries, routes: Routes, clock: Clock, answer_within_s: float
+    ) -> None:
         self._mishap = mishap
         self._producer = producer
         self._deliveries = deliveries
         self._routes = routes
         self._clock = clock
+        self._answer_within_s = answer_within_s
         self._target = ""
         self._is_over = False
 
@@ -239,14 +246,14 @@ class _Stage:
             return
         if sent >= self._mishap.sent_max:
             # Too far ahead of the acknowledgements to wait for them among further records.
-            _wait_acked(self._producer, self._deliveries, self._is_due, self._clock)
+            _wait_acked(self._producer, self._deliveries, self._is_due, self._clock, self._answer_within_s)
         if self._is_due():
             self._target = self._routes.address
             self._mishap.prepare(self._target)
 
     def play_at_last(self, sent: int) -> None:
         """Even if there were too few records for it to happen among them: once to prepare, once to strike."""
-        _wait_acked(self._producer, self._deliveries, self._is_due, self._clock)
+        _wait_acked(self._producer, self._deliveries, self._is_due, self._clock, self._answer_within_s)
         for _ in range(2):
             self.play(sent)
 
@@ -264,9 +271,18 @@ def _enqueue(producer: Producer, topic: str, partition: int, key: bytes, value: 
             producer.poll(1.0)
 
 
-def read_back(bootstrap: str, topic: str, counts: list[int], *, advance: Advance, clock: Clock, routes: Routes | None = None) -> Ledger:
+def read_back(
+    bootstrap: str,
+    topic: str,
+    counts: list[int],
+    *,
+    advance: Advance,
+    clock: Clock,
+    routes: Routes | None = None,
+    answer_within_s: float = ANSWER_WITHIN_S,
+) -> Ledger:
     """Read every partition from its beginning to its end. Raise `ReplayError` if the broker says more or less is there than `counts`,
-    if an offset is skipped or repeated, or if nothing comes for a while. Partitions are assigned by hand: no group is needed.
+    if an offset is skipped or repeated, or if nothing comes for `answer_within_s`. Partitions are assigned by hand: no group is needed.
     """
     consumer = Consumer(
         {
@@ -284,11 +300,11 @@ def read_back(bootstrap: str, topic: str, counts: list[int], *, advance: Advance
     )
     try:
         consumer.assign([TopicPartition(topic, partition, 0) for partition in range(len(counts))])
-        read = _drain(consumer, counts, advance, clock)
+        read = _drain(consumer, counts, advance, clock, answer_within_s)
         # Questions queue behind the fetches of a connection; without partitions there are none.
         consumer.unassign()
         for partition, count in enumerate(counts):
-            end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=ANSWER_WITHIN_S)[1]
+            end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=answer_within_s)[1]
             if end != count:
                 raise ReplayError(f"partition {partition}: {count} records were sent, the broker says it ends at {end}")
     except KafkaException as error:
@@ -298,7 +314,7 @@ def read_back(bootstrap: str, topic: str, counts: list[int], *, advance: Advance
     return read
 
 
-def _drain(consumer: Consumer, counts: list[int], advance: Advance, clock: Clock) -> Ledger:
+def _drain(consumer: Consumer, counts: list[int], advance: Advance, clock: Clock, within_s: float) -> Ledger:
     read = Ledger(len(counts))
     due = [0] * len(counts)
     expected = sum(counts)
@@ -318,6 +334,6 @@ def _drain(consumer: Consumer, counts: list[int], advance: Advance, clock: Clock
         if messages:
             last_s = clock.monotonic_s()
             advance(len(messages))
-        elif clock.monotonic_s() - last_s > ANSWER_WITHIN_S:
-            raise ReplayError(f"{read.record_count} of {expected} records came, then nothing for {ANSWER_WITHIN_S:.0f} s")
+        elif clock.monotonic_s() - last_s > within_s:
+            raise ReplayError(f"{read.record_count} of {expected} records came, then nothing for {within_s:g} s")
     return read

@@ -56,7 +56,6 @@ class FakeCluster:
 
 @pytest.fixture
 def asking(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeCluster], None]:
-    monkeypatch.setattr(own_topic, "ANSWER_WITHIN_S", 0.05)
     return lambda cluster: monkeypatch.setattr(own_topic, "AdminClient", lambda _: cluster)
 
 
@@ -67,20 +66,20 @@ def no_sleep(_: float) -> None:
 def test_a_topic_that_is_made_is_known_by_its_id(asking: Callable[[FakeCluster], None]) -> None:
     asking(FakeCluster({}, late=3))
 
-    assert create_topic("b:1", TOPIC, partition_count=6, sleep=no_sleep) == "fresh"
+    assert create_topic("b:1", TOPIC, partition_count=6, sleep=no_sleep, answer_within_s=0.05) == "fresh"
 
 
 def test_a_creation_whose_answer_was_lost_is_ones_own(asking: Callable[[FakeCluster], None]) -> None:
     asking(FakeCluster({}, lost=1))
 
-    assert create_topic("b:1", TOPIC, partition_count=6, sleep=no_sleep) == "fresh"
+    assert create_topic("b:1", TOPIC, partition_count=6, sleep=no_sleep, answer_within_s=0.05) == "fresh"
 
 
 def test_a_topic_nobody_tells_of_is_given_up(asking: Callable[[FakeCluster], None]) -> None:
     asking(FakeCluster({}, late=1_000))
 
     with pytest.raises(ReplayError, match=f"topic {TOPIC} was created, but no broker tells of it"):
-        create_topic("b:1", TOPIC, partition_count=6, sleep=no_sleep)
+        create_topic("b:1", TOPIC, partition_count=6, sleep=no_sleep, answer_within_s=0.05)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +102,6 @@ def test_only_a_topic_of_ones_own_is_deleted(
     assert set(cluster.topics) == left
 
 
-def test_an_answer_that_never_comes_is_asked_for_by_new_clients_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_topic, "ANSWER_WITHIN_S", 0.5)
-
+def test_an_answer_that_never_comes_is_asked_for_by_new_clients_and_then_given_up() -> None:
     with pytest.raises(ReplayError, match="no broker answered within 3 s"):
-        delete_topic("127.0.0.1:1", TOPIC)
+        delete_topic("127.0.0.1:1", TOPIC, answer_within_s=0.5)

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from forebay.commands.demo import replay
 from forebay.commands.demo.flights import FlightRecord, flights
-from forebay.commands.demo.replay import ReplayError, Routes, differences, hear_statistics, read_back, send
+from forebay.commands.demo.replay import QUIET, ReplayError, Routes, differences, hear_statistics, read_back, send
 from runtime.clock import SystemClock
 
 TOPIC = "flights"
@@ -59,30 +58,29 @@ def test_records_nobody_sent_are_noticed_by_the_end_of_the_partition(bootstrap: 
         read_back(bootstrap, TOPIC, counts, advance=ignore, clock=SystemClock())
 
 
-def test_records_that_never_come_are_given_up(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_never_come_are_given_up(bootstrap: str) -> None:
     sent = send(bootstrap, TOPIC, flights(100), partition_count=PARTITION_COUNT, advance=ignore, clock=SystemClock())
     counts = sent.counts()
     counts[0] += 1
-    monkeypatch.setattr(replay, "ANSWER_WITHIN_S", 0.5)
 
     with pytest.raises(ReplayError, match="100 of 101 records came, then nothing"):
-        read_back(bootstrap, TOPIC, counts, advance=ignore, clock=SystemClock())
+        read_back(bootstrap, TOPIC, counts, advance=ignore, clock=SystemClock(), answer_within_s=0.5)
 
 
-def test_a_full_queue_waits_for_the_broker(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "QUIET", {"log_level": 2, "queue.buffering.max.messages": 100})
+def test_a_full_queue_waits_for_the_broker(bootstrap: str) -> None:
+    short = {**QUIET, "queue.buffering.max.messages": 100}
 
-    sent = send(bootstrap, TOPIC, flights(1_000), partition_count=PARTITION_COUNT, advance=ignore, clock=SystemClock())
+    sent = send(bootstrap, TOPIC, flights(1_000), partition_count=PARTITION_COUNT, advance=ignore, clock=SystemClock(), client=short)
 
     assert sent.record_count == 1_000
 
 
-def test_a_record_the_broker_does_not_take_ends_the_sending(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "QUIET", {"log_level": 2, "message.timeout.ms": 200})
+def test_a_record_the_broker_does_not_take_ends_the_sending() -> None:
+    hasty = {**QUIET, "message.timeout.ms": 200}
     endless = (FlightRecord(b"UA", b"{}", number) for number in itertools.count())
 
     with pytest.raises(ReplayError, match="a record was not delivered"):
-        send("127.0.0.1:1", TOPIC, endless, partition_count=PARTITION_COUNT, advance=ignore, clock=SystemClock())
+        send("127.0.0.1:1", TOPIC, endless, partition_count=PARTITION_COUNT, advance=ignore, clock=SystemClock(), client=hasty)
 
 
 def test_a_carrier_has_one_partition_everywhere(bootstrap: str) -> None:
@@ -134,11 +132,17 @@ def test_a_mishap_befalls_the_leader_once_when_enough_is_acknowledged(bootstrap:
     assert sent.record_count == count
 
 
-def test_records_nobody_acknowledges_are_given_up(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "ANSWER_WITHIN_S", 0.5)
-
-    with pytest.raises(ReplayError, match="10 of 10 records were not acknowledged, and for 0 s none was"):
-        send("127.0.0.1:1", TOPIC, flights(10), partition_count=PARTITION_COUNT, advance=ignore, clock=SystemClock())
+def test_records_nobody_acknowledges_are_given_up() -> None:
+    with pytest.raises(ReplayError, match=r"10 of 10 records were not acknowledged, and for 0\.5 s none was"):
+        send(
+            "127.0.0.1:1",
+            TOPIC,
+            flights(10),
+            partition_count=PARTITION_COUNT,
+            advance=ignore,
+            clock=SystemClock(),
+            answer_within_s=0.5,
+        )
 
 
 def test_routes_are_the_leaders_in_the_order_in_which_they_came() -> None:
