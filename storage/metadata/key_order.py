@@ -37,9 +37,10 @@ CHUNK_KEYS_MAX: Final = 1_024
 class SortedKeys:
     """A sorted set. The caller knows what is in it: only absent keys are added, only present ones removed."""
 
-    __slots__ = ("_chunks", "_firsts")
+    __slots__ = ("_chunk_keys_max", "_chunks", "_firsts")
 
-    def __init__(self) -> None:
+    def __init__(self, *, chunk_keys_max: int = CHUNK_KEYS_MAX) -> None:
+        self._chunk_keys_max = chunk_keys_max
         self._chunks: list[list[bytes]] = []
         self._firsts: list[bytes] = []
 
@@ -52,9 +53,10 @@ class SortedKeys:
         chunk = self._chunks[at]
         insort(chunk, key)
         self._firsts[at] = chunk[0]
-        if len(chunk) > CHUNK_KEYS_MAX:
-            tail = chunk[CHUNK_KEYS_MAX // 2 :]
-            del chunk[CHUNK_KEYS_MAX // 2 :]
+        if len(chunk) > self._chunk_keys_max:
+            middle = self._chunk_keys_max // 2
+            tail = chunk[middle:]
+            del chunk[middle:]
             self._chunks.insert(at + 1, tail)
             self._firsts.insert(at + 1, tail[0])
 

@@ -21,7 +21,8 @@ from runtime.ids import IdSource
 from storage.errors import IncompatibleFormat, Unavailable
 from storage.limits import METADATA_VALUE_BYTES_MAX
 from storage.metadata.port import ABSENT, Applied, Delete, MetadataStore, NotApplied, Put, Session, Status, Unknown
-from storage.metadata.sqlite import commits, file, owners
+from storage.metadata.sqlite import file, owners
+from storage.metadata.sqlite.commits import QUEUE_REQUESTS_MAX
 from storage.metadata.sqlite.store import SqliteMetadataStore
 from tests.contract import sqlite_process
 from tests.contract.metadata_contract import PATIENCE_S, SESSION_TIMEOUT_MS, Client, MetadataStoreContract, eventually
@@ -473,16 +474,16 @@ async def test_wherever_a_transaction_fails_the_next_one_begins_anew(tmp_path: P
         assert await client.children("") == ["b"]
 
 
-async def test_a_full_queue_refuses_and_what_it_took_is_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commits, "QUEUE_REQUESTS_MAX", 10)
+async def test_a_full_queue_refuses_and_what_it_took_is_applied(tmp_path: Path) -> None:
+    count = QUEUE_REQUESTS_MAX + 1_000
     async with opened(tmp_path / "meta.db") as store:
         client = Client(store, "root")
-        outcomes = await asyncio.gather(*(store.write([Put(client.key(f"d/{number}"), b"", None)]) for number in range(100)))
+        outcomes = await asyncio.gather(*(store.write([Put(client.key(f"d/{number}"), b"", None)]) for number in range(count)))
         refused = [outcome for outcome in outcomes if isinstance(outcome, NotApplied)]
 
         assert refused
         assert all("queue is full" in outcome.reason for outcome in refused)
-        assert len(await client.children("d")) == 100 - len(refused) >= 10
+        assert len(await client.children("d")) == count - len(refused) >= QUEUE_REQUESTS_MAX
 
 
 async def test_writes_that_arrive_together_share_transactions(tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ import pytest
 from runtime.blocking import InlineBlocking, ThreadBlocking
 from runtime.clock import SystemClock
 from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, Unavailable
-from storage.objects import disk
-from storage.objects.disk import DiskObjectStore
+from storage.objects.disk import DELETE_CHUNK_OBJECTS, DiskObjectStore
 from storage.objects.port import ObjectStore
 from storage.vocabulary import Buffer
 from tests.contract import disk_puts, disk_unwritable
@@ -325,9 +324,8 @@ async def test_a_delete_that_fails_after_its_first_chunk_has_an_unknown_outcome(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", unlink)
-        patch.setattr(disk, "DELETE_CHUNK_OBJECTS", 1)
         with pytest.raises(OutcomeUnknown, match="1 objects not deleted"):
-            await store.delete_many(["wal/1", "wal/2"])
+            await store.delete_many(["wal/1", *(f"wal/absent-{number}" for number in range(1, DELETE_CHUNK_OBJECTS)), "wal/2"])
 
     assert await listed(store, "") == ["wal/2"]
 

@@ -5,11 +5,10 @@ from collections.abc import Callable
 import cramjam
 import pytest
 
-from storage import records
 from storage.errors import Corrupt
 from storage.limits import MIB
 from storage.recordbatch import parse_header
-from storage.records import DECOMPRESSED_BYTES_MAX, NAMED_MAX, READ_SLICE_RECORDS, Readable, Unreadable, read_records, walk
+from storage.records import DECOMPRESSED_BYTES_MAX, HEADERS_MAX, NAMED_MAX, READ_SLICE_RECORDS, Readable, Unreadable, read_records, walk
 from tests.kit.record_batches import NOW_MS, batch_of_records, compressed, record, record_batch, varint
 
 CODECS = range(5)
@@ -137,13 +136,12 @@ def test_lz4_blocks_that_depend_on_each_other_are_not_read_as_by_java() -> None:
         read(batch_of_records(bytes(linked.finish()), 1, codec=3, is_packed=True))
 
 
-def test_headers_are_bounded_over_all_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "HEADERS_MAX", 10)
-    five = varint(5) + (varint(0) + varint(0)) * 5
-    two, three = (b"".join(sized(fields(offset=varint(delta), headers=five)) for delta in range(count)) for count in (2, 3))
+def test_headers_are_bounded_over_all_records() -> None:
+    half = varint(HEADERS_MAX // 2) + (varint(0) + varint(0)) * (HEADERS_MAX // 2)
+    two, three = (b"".join(sized(fields(offset=varint(delta), headers=half)) for delta in range(count)) for count in (2, 3))
 
     read(batch_of_records(two, 2))
-    with pytest.raises(Unreadable, match="at most 10 headers") as found:
+    with pytest.raises(Unreadable, match=f"at most {HEADERS_MAX} headers") as found:
         read(batch_of_records(three, 3))
     assert found.value.index == 2
 

@@ -2,10 +2,7 @@
 
 import asyncio
 
-import pytest
-
-from storage.metadata import hints as hints_module
-from storage.metadata.hints import Hints
+from storage.metadata.hints import DELIVERED_PER_TURN, Hints
 from storage.metadata.port import KeyChange
 from tests.kit.faulty_metadata import paths_into
 
@@ -32,18 +29,18 @@ async def test_a_subscription_hears_of_the_paths_below_its_prefix_in_their_order
     assert topics == ["/topics/a", "/topics/b"]
 
 
-async def test_many_paths_are_delivered_in_turns_and_what_comes_later_comes_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hints_module, "DELIVERED_PER_TURN", 2)
+async def test_many_paths_are_delivered_in_turns_and_what_comes_later_comes_behind_them() -> None:
+    first, then = [str(number) for number in range(DELIVERED_PER_TURN + 1)], [f"then {number}" for number in range(DELIVERED_PER_TURN)]
     hints, heard, by_turn = Hints(), list[str](), list[int]()
     hints.subscribe(paths_into(heard), "")
-    hints.publish(changes_of("a", "b", "c"))
-    hints.publish(changes_of("d", "e"))
+    hints.publish(changes_of(*first))
+    hints.publish(changes_of(*then))
     for _ in range(4):
         await asyncio.sleep(0)
         by_turn.append(len(heard))
 
-    assert heard == ["a", "b", "c", "d", "e"]
-    assert by_turn == [2, 4, 5, 5]
+    assert heard == first + then
+    assert by_turn == [DELIVERED_PER_TURN, 2 * DELIVERED_PER_TURN, len(heard), len(heard)]
 
 
 async def test_what_is_published_by_a_call_back_comes_in_a_later_turn() -> None:

@@ -1,10 +1,8 @@
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.metadata import key_order
 from storage.metadata.key_order import SortedKeys
 
 few_keys = st.binary(min_size=1, max_size=2)
@@ -12,16 +10,14 @@ few_keys = st.binary(min_size=1, max_size=2)
 
 @given(st.lists(few_keys), few_keys, few_keys, st.integers(min_value=0, max_value=20))
 def test_sorted_keys_behave_like_a_sorted_list(toggled: list[bytes], start: bytes, end: bytes, keys_max: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_order, "CHUNK_KEYS_MAX", 4)
-        keys, model = SortedKeys(), set[bytes]()
-        for key in toggled:
-            if key in model:
-                keys.remove(key)
-                model.remove(key)
-            else:
-                keys.add(key)
-                model.add(key)
+    keys, model = SortedKeys(chunk_keys_max=4), set[bytes]()
+    for key in toggled:
+        if key in model:
+            keys.remove(key)
+            model.remove(key)
+        else:
+            keys.add(key)
+            model.add(key)
 
     assert keys.between(b"", None, keys_max=len(model)) == sorted(model)
     assert keys.between(start, end, keys_max=keys_max) == [key for key in sorted(model) if start <= key < end][:keys_max]
