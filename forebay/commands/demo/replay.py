@@ -24,7 +24,7 @@ _READ_WAIT_S: Final = 0.2
 _ACK_WAIT_S: Final = 0.1
 _STATISTICS_EVERY_MS: Final = 100
 _PREPARE_STEPS: Final = 20
-QUIET: Final[Mapping[str, object]] = {"log_level": 2}
+QUIET: Final[Mapping[str, str | int | float]] = {"log_level": 2}
 """For every client of the demo: what goes wrong is said by us."""
 
 
@@ -153,7 +153,7 @@ def send(
     routes: Routes | None = None,
     mishap: Mishap | None = None,
     answer_within_s: float = ANSWER_WITHIN_S,
-    client: Mapping[str, object] = QUIET,
+    client: Mapping[str, str | int | float] = QUIET,
 ) -> Ledger:
     """Produce them all and wait for every acknowledgement, for `answer_within_s` from one to the next. A mishap needs routes. `client` are
     settings of librdkafka. Raise `ReplayError`.
