@@ -248,8 +248,8 @@ def _end(commit: Commit) -> Commit | None:
 
 def refuse_behind(commit: Commit, sources: Sources, error: StorageError) -> None:
     """A batch of these `sources` was lost before it was committed: what follows it in the commit queue, or is gathered, must not be
-    appended before its retry. (`decide` would refuse most followers with a sequence by itself, but not those of an unknown producer that may
-    begin late: ADR 9.)
+    appended before its retry. (`decide` would refuse most followers with a sequence by itself, but not those of an unknown producer that
+    may begin late: ADR 9.)
     """
     if not sources:
         return
