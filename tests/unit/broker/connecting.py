@@ -130,7 +130,7 @@ class FakeRequests:
         """With this reply every overlapping request is answered before `start` returns."""
         self.start_fails: type[Exception] | None = None
         self._done: dict[bytes, tuple[memoryview, Done]] = {}
-        self._waiting: dict[bytes, asyncio.Future[Sequence[Buffer] | None]] = {}
+        self.waiting: dict[bytes, asyncio.Future[Sequence[Buffer] | None]] = {}
 
     def is_overlapping(self, frame: memoryview) -> bool:
         if bytes(frame[:1]) == b"!":
@@ -178,10 +178,10 @@ class FakeRequests:
             _, done = self._done.pop(body)
             done(payload)
         else:
-            self._waiting.pop(body).set_result(payload)
+            self.waiting.pop(body).set_result(payload)
 
     def fail(self, body: bytes, error: Exception) -> None:
-        self._waiting.pop(body).set_exception(error)
+        self.waiting.pop(body).set_exception(error)
 
     def _begin(self, frame: memoryview, done: Done) -> None:
         body = bytes(frame)
@@ -194,8 +194,8 @@ class FakeRequests:
 
     async def _wait(self, body: bytes) -> Sequence[Buffer] | None:
         self.begun.append(body)
-        self._waiting[body] = asyncio.get_running_loop().create_future()
-        return await self._waiting[body]
+        self.waiting[body] = asyncio.get_running_loop().create_future()
+        return await self.waiting[body]
 
 
 class Play:

@@ -599,7 +599,7 @@ async def test_a_request_that_runs_alone_ends_with_its_connection() -> None:
         await settle()
 
         assert play.admission.held_bytes == 0
-        assert play.requests._waiting[b"M1"].cancelled()
+        assert play.requests.waiting[b"M1"].cancelled()
 
 
 async def test_a_request_that_is_being_prepared_ends_with_its_connection() -> None:

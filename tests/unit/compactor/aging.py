@@ -77,7 +77,7 @@ async def aging(*, old: int = 0, segments: int = 0, new: int = 0, limits: Compac
 async def base_offsets(broker: Rig, begin: int) -> list[int]:
     """Those of all batches from `begin` on, as a new broker on the same stores reads them."""
     found: list[int] = []
-    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
+    async with rig(shared=broker.shared, objects=broker.objects.inner, epoch=8) as other:
         log = other.parts.partitions.get(PARTITION)
         await other.parts.manifest_reads.refresh([log])
         while begin < log.seen.high_watermark:

@@ -133,7 +133,7 @@ async def stored(count: int = 5) -> AsyncIterator[Stored]:
     shared = MemoryMetadataStore(clock=SystemClock(), shards=1)
     await shared.write([Put(PartitionKeys(OTHER).manifest, encode(Manifest()), ABSENT)])
     async with rig(shared=shared, flush=FlushSettings(interval_s=0.005, gather_s=0.0)) as broker:
-        one = Stored(broker, shared, broker.objects._inner)
+        one = Stored(broker, shared, broker.objects.inner)
         await one.append(count)
         yield one
 

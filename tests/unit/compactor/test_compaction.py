@@ -61,7 +61,7 @@ async def test_entries_become_a_segment_and_the_log_reads_as_before() -> None:
         assert await index_ends(broker.shared) == []
         assert await left_behind(broker.shared) == []
         assert await segment_keys(broker) == [segment_key(PARTITION, manifest.segment.object_id)]  # type: ignore[union-attr]
-    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
+    async with rig(shared=broker.shared, objects=broker.objects.inner, epoch=8) as other:
         assert await other.read_all() == before, "batches, offsets and all"
 
 
@@ -150,7 +150,7 @@ async def test_a_partition_that_is_not_there_or_was_deleted_is_gone() -> None:
 
 async def meanwhile(broker: Rig, act: Callable[[], Awaitable[None]]) -> CompactionResult:
     """`act` runs when the object of the segment is about to be put."""
-    put = broker.objects._inner.put_if_absent
+    put = broker.objects.inner.put_if_absent
 
     async def acting(key: str, parts: Any) -> None:
         if key.startswith("segments/"):
@@ -189,7 +189,7 @@ async def test_appends_meanwhile_are_no_reason_to_begin_anew() -> None:
         assert result.ended is CompactionEnd.COMPACTED
         assert (await broker.manifest()).compaction_cursor == 40
         assert await index_ends(broker.shared) == [63], "the chunk that holds the cursor stays"
-    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
+    async with rig(shared=broker.shared, objects=broker.objects.inner, epoch=8) as other:
         assert (await other.read_all()).count(b"and") == 40
 
 
@@ -217,7 +217,7 @@ async def test_a_compactor_whose_claim_was_lost_ends_when_another_goes_on() -> N
             assert claim is not None
             for session in broker.shared._sessions:
                 await session.close()
-            broker.objects.put_if_absent = broker.objects._inner.put_if_absent  # type: ignore[method-assign]
+            broker.objects.put_if_absent = broker.objects.inner.put_if_absent  # type: ignore[method-assign]
             async with compacting(broker.shared, broker.objects) as other:
                 took_over.append(await other.run(PARTITION))
 
@@ -247,7 +247,7 @@ async def test_a_damaged_slice_becomes_no_segment() -> None:
         stored = bytearray(await broker.objects.get_range(key, 0, position + length))  # type: ignore[operator]
         stored[position + 70] ^= 1
         await broker.objects.delete_many([key])  # type: ignore[operator]
-        await broker.objects._inner.put_if_absent(key, [stored])
+        await broker.objects.inner.put_if_absent(key, [stored])
         with pytest.raises(Corrupt, match=key):
             await compaction.run(PARTITION)
 
@@ -271,7 +271,7 @@ async def test_a_compactor_that_dies_at_any_step_leaves_what_the_next_one_finish
             async with compacting(*stores) as compaction:
                 await compaction.run(PARTITION)
         assert counted[0] >= at + 1
-    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
+    async with rig(shared=broker.shared, objects=broker.objects.inner, epoch=8) as other:
         assert await other.read_all() == before, "nobody has gone on with it yet"
         async with compacting(other.shared, other.objects) as compaction:
             results = [await compaction.run(PARTITION), await compaction.run(PARTITION)]
@@ -281,7 +281,7 @@ async def test_a_compactor_that_dies_at_any_step_leaves_what_the_next_one_finish
         assert manifest.compaction_cursor == 80
         assert await index_ends(other.shared) == []
         assert await left_behind(other.shared) == []
-    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=9) as third:
+    async with rig(shared=broker.shared, objects=broker.objects.inner, epoch=9) as third:
         assert await third.read_all() == before
 
 
@@ -322,7 +322,7 @@ async def test_a_write_without_an_answer_changes_nothing_of_the_log(at: int, fau
 
         assert manifest.compaction_cursor == 80
         assert await left_behind(broker.shared) == []
-    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
+    async with rig(shared=broker.shared, objects=broker.objects.inner, epoch=8) as other:
         assert await other.read_all() == before
 
 

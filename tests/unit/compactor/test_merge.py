@@ -50,7 +50,7 @@ async def change(broker: Rig, **fields: Any) -> None:
 
 async def everything(broker: Rig) -> tuple[list[bytes], list[object], object]:
     """What a broker that remembers nothing gives for each offset, and for each time."""
-    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
+    async with rig(shared=broker.shared, objects=broker.objects.inner, epoch=8) as other:
         manifest = await other.manifest()
         log = other.parts.partitions.get(PARTITION)
         await other.parts.manifest_reads.refresh([log])
@@ -90,7 +90,7 @@ async def test_small_neighbours_become_one_segment_and_the_log_reads_as_before()
         assert await left_behind(broker.shared) == []
         assert await everything(broker) == before
 
-        await broker.objects._inner.delete_many([segment_key(PARTITION, one.object_id) for one in sources[:3]])
+        await broker.objects.inner.delete_many([segment_key(PARTITION, one.object_id) for one in sources[:3]])
 
         assert await everything(broker) == before
 
@@ -173,7 +173,7 @@ async def test_a_partition_that_is_not_there_or_was_deleted_is_gone() -> None:
 
 async def meanwhile(broker: Rig, act: Callable[[], Awaitable[object]]) -> MergeResult:
     """`act` runs when the object of the merge is about to be put."""
-    put = broker.objects._inner.put_if_absent
+    put = broker.objects.inner.put_if_absent
     acts = [act]
 
     async def acting(key: str, parts: Any) -> None:
@@ -395,10 +395,10 @@ async def test_a_damaged_source_becomes_no_merge(position: int) -> None:
     async with rig() as broker:
         sources = await fill(broker)
         key = segment_key(PARTITION, sources[1].object_id)
-        data = bytearray(await broker.objects._inner.get_range(key, 0, sources[1].size_bytes))
+        data = bytearray(await broker.objects.inner.get_range(key, 0, sources[1].size_bytes))
         data[position] ^= 1
-        await broker.objects._inner.delete_many([key])
-        await broker.objects._inner.put_if_absent(key, [data])
+        await broker.objects.inner.delete_many([key])
+        await broker.objects.inner.put_if_absent(key, [data])
         with pytest.raises(Corrupt, match=key):
             await merge(broker)
 
@@ -409,19 +409,19 @@ async def test_a_damaged_source_becomes_no_merge(position: int) -> None:
 async def test_a_source_whose_object_is_missing_is_an_alarm_unless_it_was_merged() -> None:
     async with rig() as broker:
         sources = await fill(broker)
-        get_range = broker.objects._inner.get_range
+        get_range = broker.objects.inner.get_range
 
         async def gone(key: str, start: int, end: int) -> bytes:
-            broker.objects._inner.get_range = get_range  # type: ignore[method-assign]
+            broker.objects.inner.get_range = get_range  # type: ignore[method-assign]
             await unclaim(broker)
             await merge(broker)
-            await broker.objects._inner.delete_many([segment_key(PARTITION, one.object_id) for one in sources[:3]])
+            await broker.objects.inner.delete_many([segment_key(PARTITION, one.object_id) for one in sources[:3]])
             return await get_range(key, start, end)
 
-        broker.objects._inner.get_range = gone  # type: ignore[method-assign]
+        broker.objects.inner.get_range = gone  # type: ignore[method-assign]
         assert (await merge(broker)).ended is MergeEnd.OVERTAKEN
         more = await fill(broker, 3, begin=SEGMENTS)
-        await broker.objects._inner.delete_many([segment_key(PARTITION, more[0].object_id)])
+        await broker.objects.inner.delete_many([segment_key(PARTITION, more[0].object_id)])
 
         with pytest.raises(Corrupt, match="the object of a live segment is missing"):
             await merge(broker)
@@ -430,15 +430,15 @@ async def test_a_source_whose_object_is_missing_is_an_alarm_unless_it_was_merged
 async def test_a_source_that_was_trimmed_while_it_was_read_and_lost_its_object_before_its_key_is_no_alarm() -> None:
     async with rig() as broker:
         sources = await fill(broker)
-        get_range = broker.objects._inner.get_range
+        get_range = broker.objects.inner.get_range
 
         async def gone(key: str, start: int, end: int) -> bytes:
-            broker.objects._inner.get_range = get_range  # type: ignore[method-assign]
+            broker.objects.inner.get_range = get_range  # type: ignore[method-assign]
             await change(broker, log_start=sources[0].last + 1)
-            await broker.objects._inner.delete_many([segment_key(PARTITION, sources[0].object_id)])
+            await broker.objects.inner.delete_many([segment_key(PARTITION, sources[0].object_id)])
             return await get_range(key, start, end)
 
-        broker.objects._inner.get_range = gone  # type: ignore[method-assign]
+        broker.objects.inner.get_range = gone  # type: ignore[method-assign]
         overtaken = await merge(broker)
         again = await merge(broker)
 
@@ -490,7 +490,7 @@ async def test_a_merger_that_dies_at_any_step_leaves_what_the_next_one_finishes(
         assert (merged.base, merged.last) == (0, 11)
         assert await listed_segments(broker.shared) == [merged] * 3
         assert await left_behind(broker.shared) == []
-        await broker.objects._inner.delete_many([segment_key(PARTITION, one.object_id) for one in sources[:3]])
+        await broker.objects.inner.delete_many([segment_key(PARTITION, one.object_id) for one in sources[:3]])
         assert await everything(broker) == before
 
 
@@ -516,7 +516,7 @@ async def test_a_write_without_an_answer_changes_nothing_of_the_log(at: int, fau
         assert (merged.base, merged.last) == (0, 11)
         assert await listed_segments(broker.shared) == [merged] * 3
         assert await left_behind(broker.shared) == []
-        await broker.objects._inner.delete_many([segment_key(PARTITION, one.object_id) for one in sources[:3]])
+        await broker.objects.inner.delete_many([segment_key(PARTITION, one.object_id) for one in sources[:3]])
         assert await everything(broker) == before
 
 
@@ -526,7 +526,7 @@ async def test_a_merged_log_equals_the_unmerged_one_under_random_schedules() -> 
     for seed in range(12):
         chance = random.Random(seed)
         policy = MergePolicy(count_min=chance.choice((2, 3)), growth_min=1, block_bytes=chance.choice((1, 300, 1 << 18)))
-        async with rig() as broker, rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as reader:
+        async with rig() as broker, rig(shared=broker.shared, objects=broker.objects.inner, epoch=8) as reader:
             sent = 0
             times: list[int] = []
             for _ in range(250):
@@ -599,5 +599,5 @@ async def _collect(broker: Rig) -> None:
     manifest = await broker.manifest()
     named = [*await listed_segments(broker.shared), manifest.segment, manifest.rewritten]
     kept = {segment_key(PARTITION, one.object_id) for one in named if one is not None}
-    await broker.objects._inner.delete_many([key for key in await segment_objects(broker) if key not in kept])
+    await broker.objects.inner.delete_many([key for key in await segment_objects(broker) if key not in kept])
     await asyncio.sleep(0)

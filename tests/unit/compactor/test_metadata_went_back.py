@@ -274,7 +274,7 @@ async def test_what_retention_frees_goes_in_the_same_cycle() -> None:
 async def test_objects_that_cannot_be_deleted_hold_up_no_compaction() -> None:
     async with cluster() as it:
         await it.broker.objects.put_if_absent(object_key(ObjectId("0" * 26)), [encode_header(ObjectId("0" * 26), 1, ORPHAN), bytes(10)])
-        inner = it.broker.objects._inner
+        inner = it.broker.objects.inner
 
         async def refused(_keys: object) -> None:
             raise Unavailable("no permission")

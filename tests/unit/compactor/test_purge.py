@@ -81,7 +81,7 @@ class Setting(NamedTuple):
             for first, end in names.lists():
                 found += await self.broker.shared.list(first, end)
             found += [one.path for one in await self.broker.shared.get_many([names.compaction]) if one is not None]
-        return found + [one.key async for one in self.broker.objects._inner.list(segments_of_topic(topic.topic_id))]
+        return found + [one.key async for one in self.broker.objects.inner.list(segments_of_topic(topic.topic_id))]
 
     async def read_all(self, topic: Topic) -> list[bytes]:
         return [await self.broker.read_all(topic.partition(number)) for number in range(PARTITIONS)]
@@ -149,7 +149,7 @@ async def test_what_arrives_after_its_topic_is_gone_goes_with_a_later_look() -> 
         names = PartitionKeys(topic.partition(1))
         for key in (names.index(7), names.segment(7), names.producer_page("1-1-1-1-1"), names.compaction):
             await it.put(key)
-        await it.broker.objects._inner.put_if_absent(segment_key(topic.partition(1), ATTEMPT.object_id), [b"late"])
+        await it.broker.objects.inner.put_if_absent(segment_key(topic.partition(1), ATTEMPT.object_id), [b"late"])
         late = await it.left_of(topic)
         done = await upkeep.run()
 
@@ -343,7 +343,7 @@ async def test_two_purges_at_once_do_no_more_than_one() -> None:
 async def test_segments_stay_when_older_metadata_are_accepted_after_they_were_listed() -> None:
     async with setting() as it:
         gone = await it.deleted("gone")
-        segments = [one.key async for one in it.broker.objects._inner.list(segments_of_topic(gone.topic_id))]
+        segments = [one.key async for one in it.broker.objects.inner.list(segments_of_topic(gone.topic_id))]
 
         class Accepting(Failing):
             async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectStat]:
@@ -355,7 +355,7 @@ async def test_segments_stay_when_older_metadata_are_accepted_after_they_were_li
         done = await it.purge(objects=Accepting(it.broker.objects)).run()
 
         assert segments
-        assert [one.key async for one in it.broker.objects._inner.list(segments_of_topic(gone.topic_id))] == segments
+        assert [one.key async for one in it.broker.objects.inner.list(segments_of_topic(gone.topic_id))] == segments
         assert [str(error) for error in done.failed.values()] == [
             "older metadata were accepted meanwhile, or objects that live entries name are missing: nothing is deleted"
         ]

@@ -83,10 +83,10 @@ async def test_a_batch_whose_damaged_header_says_that_it_is_larger_than_its_bloc
         segment = await put_segment(broker, IDS[0], [batch(0, size=1_000)], base=0, last=0)
         await set_segments(broker, segment)
         key = segment_key(PARTITION, segment.object_id)
-        data = bytearray(await broker.objects._inner.get_range(key, 0, segment.size_bytes))
+        data = bytearray(await broker.objects.inner.get_range(key, 0, segment.size_bytes))
         data[HEADER_BYTES + 9] ^= 1  # of four bytes of length, the second
-        await broker.objects._inner.delete_many([key])
-        await broker.objects._inner.put_if_absent(key, [data])
+        await broker.objects.inner.delete_many([key])
+        await broker.objects.inner.put_if_absent(key, [data])
         log = broker.parts.partitions.get(PARTITION)
         await broker.parts.manifest_reads.refresh([log])
 
@@ -109,10 +109,10 @@ async def test_damage_is_named_and_never_served(position: int) -> None:
         segment = await put_segment(broker, IDS[0], [batch(0), batch(1)], base=0, last=1)
         await set_segments(broker, segment)
         key = segment_key(PARTITION, segment.object_id)
-        data = bytearray(await broker.objects._inner.get_range(key, 0, segment.size_bytes))
+        data = bytearray(await broker.objects.inner.get_range(key, 0, segment.size_bytes))
         data[position] ^= 1
-        await broker.objects._inner.delete_many([key])
-        await broker.objects._inner.put_if_absent(key, [data])
+        await broker.objects.inner.delete_many([key])
+        await broker.objects.inner.put_if_absent(key, [data])
 
         with pytest.raises(Corrupt, match=key):
             await read(broker, 0)
@@ -122,7 +122,7 @@ async def test_a_segment_that_is_missing_is_an_alarm() -> None:
     async with rig() as broker:
         segment = await put_segment(broker, IDS[0], [batch(0)], base=0, last=0)
         await set_segments(broker, segment)
-        await broker.objects._inner.delete_many([segment_key(PARTITION, segment.object_id)])
+        await broker.objects.inner.delete_many([segment_key(PARTITION, segment.object_id)])
 
         with pytest.raises(Corrupt, match="object of a live entry is missing"):
             await read(broker, 0)
@@ -137,7 +137,7 @@ async def test_a_segment_that_another_has_replaced_is_read_from_that_one() -> No
         assert [await read(broker, offset) for offset in range(3)] == [[0], [1], [2]]
         merged = await put_segment(broker, IDS[3], [batch(0), batch(1)], base=0, last=1)
         await set_segments(broker, merged, newest)
-        await broker.objects._inner.delete_many([segment_key(PARTITION, one) for one in IDS[:2]])
+        await broker.objects.inner.delete_many([segment_key(PARTITION, one) for one in IDS[:2]])
         broker.parts.reader._blocks.drop(segment_key(PARTITION, IDS[0]))
 
         assert await read(broker, 0, bytes_max=1 << 20) == [0, 1]
@@ -168,7 +168,7 @@ async def test_a_merge_that_the_manifest_names_goes_before_the_keys_of_its_sourc
     async with rig() as broker:
         segments, merged = await three_and_a_merge(broker)
         await set_rewritten(broker, merged)
-        await broker.objects._inner.delete_many([segment_key(PARTITION, one.object_id) for one in segments[1:3]])
+        await broker.objects.inner.delete_many([segment_key(PARTITION, one.object_id) for one in segments[1:3]])
 
         assert [await read(broker, offset) for offset in range(8)] == [[offset] for offset in range(8)]
         assert await read(broker, 2, bytes_max=1 << 20) == [2, 3, 4, 5]
@@ -215,14 +215,14 @@ async def test_a_reader_that_has_read_a_merge_does_not_go_back_behind_it() -> No
 
 
 async def test_what_is_compacted_and_collected_while_it_is_read_is_read_all_the_same() -> None:
-    async with rig() as broker, rig(shared=broker.shared, objects=broker.objects._inner, epoch=8) as other:
+    async with rig() as broker, rig(shared=broker.shared, objects=broker.objects.inner, epoch=8) as other:
         for number in range(20):
             await broker.send(record_batch(b"%d" % number))
         assert await read(other, 3) == [3]
         wal = [stat.key async for stat in broker.objects.list("wal/")]  # type: ignore[operator]
         async with compacting(broker.shared, broker.objects, policy=CompactionPolicy(entries_due=1)) as compaction:
             await compaction.run(PARTITION)
-        await broker.objects._inner.delete_many(wal)
+        await broker.objects.inner.delete_many(wal)
         log = other.parts.partitions.get(PARTITION)
         run = await other.parts.reader.stored(log, 7, bytes_max=1)
 
@@ -282,7 +282,7 @@ async def test_a_log_whose_entries_go_all_the_time_is_refused_for_now() -> None:
         await set_segments(broker, *entries)
 
         assert await read(broker, 9) == [10]
-        async with rig(shared=broker.shared, objects=broker.objects._inner, limits=LogLimits(read_sources_max=1)) as other:
+        async with rig(shared=broker.shared, objects=broker.objects.inner, limits=LogLimits(read_sources_max=1)) as other:
             with pytest.raises(Unavailable, match="compacted faster"):
                 await read(other, 9)
 
@@ -291,7 +291,7 @@ async def test_a_log_whose_entries_go_all_the_time_is_refused_for_now() -> None:
 async def test_what_came_damaged_once_is_read_once_more_and_nobody_hears_of_it(position: int) -> None:
     async with rig() as broker:
         await set_segments(broker, await put_segment(broker, IDS[0], [batch(0), batch(1)], base=0, last=1))
-        get_range = broker.objects._inner.get_range
+        get_range = broker.objects.inner.get_range
         damages = [position]
 
         async def damaged_once(key: str, start: int, end: int) -> bytes:
@@ -300,7 +300,7 @@ async def test_what_came_damaged_once_is_read_once_more_and_nobody_hears_of_it(p
                 data[damages.pop()] ^= 1
             return bytes(data)
 
-        broker.objects._inner.get_range = damaged_once  # type: ignore[method-assign]
+        broker.objects.inner.get_range = damaged_once  # type: ignore[method-assign]
 
         assert [await read(broker, offset) for offset in (0, 1)] == [[0], [1]]
         assert not damages

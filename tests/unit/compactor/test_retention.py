@@ -408,7 +408,7 @@ async def read_from(broker: Rig, offset: int) -> int:
 async def test_a_broker_that_has_not_heard_of_it_says_out_of_range_only_where_that_is_true(segments: int) -> None:
     async with (
         aging(old=40, segments=segments, new=40) as log,
-        rig(shared=log.broker.shared, objects=log.broker.objects._inner, epoch=8) as other,
+        rig(shared=log.broker.shared, objects=log.broker.objects.inner, epoch=8) as other,
     ):
         view = other.parts.partitions.get(PARTITION)
         await other.parts.manifest_reads.refresh([view])
@@ -427,16 +427,16 @@ async def test_a_broker_that_has_not_heard_of_it_says_out_of_range_only_where_th
 async def test_a_read_of_what_was_collected_meanwhile_goes_on_or_says_where_the_log_begins(segments: int) -> None:
     async with (
         aging(old=40, segments=segments, new=40) as log,
-        rig(shared=log.broker.shared, objects=log.broker.objects._inner, epoch=8) as other,
+        rig(shared=log.broker.shared, objects=log.broker.objects.inner, epoch=8) as other,
     ):
         view = other.parts.partitions.get(PARTITION)
         await other.parts.manifest_reads.refresh([view])
         found = await other.parts.reader._index.find(view, 10)  # it keeps the key
         await log.run()
         key = segment_key(PARTITION, found.object_id) if segments else object_key(found.object_id)
-        await log.broker.objects._inner.delete_many([key])
+        await log.broker.objects.inner.delete_many([key])
         with pytest.raises(NotFound):
-            await log.broker.objects._inner.get_range(key, 0, 1)
+            await log.broker.objects.inner.get_range(key, 0, 1)
         with pytest.raises(OffsetOutOfRange):
             await read_from(other, 10)
 
@@ -444,7 +444,7 @@ async def test_a_read_of_what_was_collected_meanwhile_goes_on_or_says_where_the_
 
 
 async def test_offsets_by_time_are_found_beside_retention() -> None:
-    async with aging(old=40, segments=2, new=40) as log, rig(shared=log.broker.shared, objects=log.broker.objects._inner, epoch=8) as other:
+    async with aging(old=40, segments=2, new=40) as log, rig(shared=log.broker.shared, objects=log.broker.objects.inner, epoch=8) as other:
         before = await other.parts.time_search.first_at_or_after(PARTITION, 0)
         await log.run()
         after = await other.parts.time_search.first_at_or_after(PARTITION, 0)

@@ -167,7 +167,7 @@ async def bench(inline: InlineSettings = NO_INLINE) -> AsyncIterator[Bench]:
     async with rig(shared=shared, flush=FlushSettings(interval_s=0.005, gather_s=0.0), inline=inline) as broker:
         for number in range(OBJECTS):
             await asyncio.gather(*[broker.send(record_batch(b"%d" % number), partition=partition) for partition in PARTITIONS])
-        objects = CountingObjects(broker.objects._inner)
+        objects = CountingObjects(broker.objects.inner)
         async with opened(shared, objects) as compaction:
             yield Bench(broker, objects, compaction)
 
@@ -200,9 +200,9 @@ async def test_what_is_wrong_with_one_partition_does_not_keep_the_others() -> No
         entry = (await it.broker.manifest(PARTITIONS[2])).pending[-1]
         ((position, length),) = entry.batches
         key = object_key(entry.object_id)
-        content = bytearray(it.broker.objects._inner._objects[key].body)
+        content = bytearray(it.broker.objects.inner._objects[key].body)
         content[position + length - 1] ^= 1
-        it.broker.objects._inner._objects[key] = it.broker.objects._inner._objects[key]._replace(body=bytes(content))
+        it.broker.objects.inner._objects[key] = it.broker.objects.inner._objects[key]._replace(body=bytes(content))
         report = await it.run()
 
         assert isinstance(report.ended[PARTITIONS[2]], Corrupt)

@@ -115,7 +115,7 @@ async def test_an_idle_ring_that_is_compacted_goes_and_appends_and_reads_go_on()
 async def test_a_chunk_of_a_ring_that_has_gone_may_come_late_and_means_nothing() -> None:
     async with aging(new=DEFAULT_LIMITS.pending_entries_max) as log:
         await log.compact()
-        async with rig(shared=log.broker.shared, objects=log.broker.objects._inner, epoch=8) as other:
+        async with rig(shared=log.broker.shared, objects=log.broker.objects.inner, epoch=8) as other:
             other.metadata.faults.append("late")
             sent = other.send(record_batch(b"late", b"y"))
             await other.metadata.until_late()
@@ -234,7 +234,7 @@ async def test_a_drain_takes_the_ring_of_the_record_that_it_replaces() -> None:
 @pytest.mark.parametrize("count", [RING, DEFAULT_LIMITS.pending_entries_max])
 async def test_a_commit_at_the_record_of_before_the_drain_lands_behind_it_once(count: int) -> None:
     """The commit has the same ring to drain if that is full: the chunk is there already, and is the same."""
-    async with aging(new=count) as log, rig(shared=log.broker.shared, objects=log.broker.objects._inner, epoch=8) as other:
+    async with aging(new=count) as log, rig(shared=log.broker.shared, objects=log.broker.objects.inner, epoch=8) as other:
         before = await log.broker.manifest()
         await other.parts.manifest_reads.refresh([other.parts.partitions.get(PARTITION)])
         other.metadata.faults.append("late")
@@ -430,7 +430,7 @@ async def read_each(broker: Rig, end: int) -> list[int]:
 
 @pytest.mark.parametrize("knows", ["the record of before", "the record of after", "a shorter chunk of the same ring"])
 async def test_a_broker_reads_every_offset_whatever_it_remembers(knows: str) -> None:
-    async with aging(new=3) as log, rig(shared=log.broker.shared, objects=log.broker.objects._inner, epoch=8) as other:
+    async with aging(new=3) as log, rig(shared=log.broker.shared, objects=log.broker.objects.inner, epoch=8) as other:
         view = other.parts.partitions.get(PARTITION)
         log.clock.advance(IDLE_S)
         if knows == "a shorter chunk of the same ring":
@@ -456,7 +456,7 @@ async def test_offsets_by_time_are_the_same_after_the_ring_was_drained() -> None
         now_ms = log.clock.now_ms()
 
         async def answers() -> list[object]:
-            async with rig(shared=log.broker.shared, objects=log.broker.objects._inner, epoch=8) as other:
+            async with rig(shared=log.broker.shared, objects=log.broker.objects.inner, epoch=8) as other:
                 search = other.parts.time_search
                 times = [await search.first_at_or_after(PARTITION, now_ms - half * 1_800_000) for half in range(12)]
                 return [*times, await search.of_maximum(PARTITION)]

@@ -270,7 +270,7 @@ async def test_what_is_damaged_is_said_with_its_object_and_offset_and_tried_agai
     async with cluster() as it:
         entry = (await it.manifest(it.partitions[2])).pending[1]
         ((position, length),) = entry.batches
-        stored: Any = it.broker.objects._inner._objects
+        stored: Any = it.broker.objects.inner._objects
         key = object_key(entry.object_id)
         sound = stored[key]
         broken = bytearray(sound.body)
@@ -403,7 +403,7 @@ async def test_of_a_backlog_no_more_than_a_round_is_added_before_what_may_go_is_
 
         assert len(reports) > 2
         assert sum(report.collection.deleted > 0 for report in reports) > 1
-        assert [key for key in it.broker.objects._inner._objects if key.startswith("wal/")] != []
+        assert [key for key in it.broker.objects.inner._objects if key.startswith("wal/")] != []
         assert by_hand.segments >= sum(report.segments for report in reports[1:]), "a cycle by hand does all there is"
 
 
@@ -412,14 +412,14 @@ async def test_objects_that_became_segments_go_in_the_same_cycle_once_they_are_o
         young = it.upkeep()
         await young.cycle()
         await young.close()
-        kept = [key for key in it.broker.objects._inner._objects if key.startswith("wal/")]
+        kept = [key for key in it.broker.objects.inner._objects if key.startswith("wal/")]
         upkeep = it.upkeep(grace_ms=-60_000)
         with capture_logs() as logged:
             report = await upkeep.cycle()
         await upkeep.close()
 
         assert len(kept) == 3
-        assert [key for key in it.broker.objects._inner._objects if key.startswith("wal/")] == []
+        assert [key for key in it.broker.objects.inner._objects if key.startswith("wal/")] == []
         assert (report.collection.deleted, report.collection.live) == (3, PARTITIONS)
         assert [line["objects"] for line in logged if line["event"] == "objects_deleted"] == [3]
         assert it.counted("forebay_gc_objects_total", outcome="deleted") == 3
@@ -477,14 +477,14 @@ async def test_nothing_of_a_store_of_another_cluster_is_deleted() -> None:
         record = await read_cluster(it.broker.shared)
         assert record is not None
         await it.broker.shared.write([Put(keys.CLUSTER, encode_record(msgspec.structs.replace(record, cluster_id="x" * 22)), None)])
-        before = list(it.broker.objects._inner._objects)
+        before = list(it.broker.objects.inner._objects)
         upkeep = it.upkeep(grace_ms=-60_000)
         await upkeep.cycle()
         with pytest.raises(Unavailable, match="does not bear the id of this cluster"):
             await upkeep.collect(dry_run=False)
         await upkeep.close()
 
-        assert list(it.broker.objects._inner._objects) == before
+        assert list(it.broker.objects.inner._objects) == before
 
 
 async def test_all_objects_can_be_collected_by_hand_and_only_counted() -> None:
@@ -493,12 +493,12 @@ async def test_all_objects_can_be_collected_by_hand_and_only_counted() -> None:
         for partition in it.partitions:
             await it.broker.parts.trimmer.trim(partition, 3)
         counted = await upkeep.collect(dry_run=True)
-        there = [key for key in it.broker.objects._inner._objects if key.startswith("wal/")]
+        there = [key for key in it.broker.objects.inner._objects if key.startswith("wal/")]
         deleted = await upkeep.collect(dry_run=False)
         await upkeep.close()
 
         assert (counted.deleted, deleted.deleted, len(there)) == (3, 3, 3)
-        assert [key for key in it.broker.objects._inner._objects if key.startswith("wal/")] == []
+        assert [key for key in it.broker.objects.inner._objects if key.startswith("wal/")] == []
 
 
 def leave_uploads(it: Cluster, monkeypatch: pytest.MonkeyPatch, *, refused: str = "") -> list[UnfinishedUpload]:
@@ -771,7 +771,7 @@ async def test_a_claim_whose_release_was_lost_keeps_the_compactor_from_nothing(m
 async def test_where_every_object_of_a_partition_is_missing_nothing_is_deleted_until_they_are_back() -> None:
     """No list shows such a partition: whoever was to compact it does."""
     async with cluster() as it:
-        stored: Any = it.broker.objects._inner._objects
+        stored: Any = it.broker.objects.inner._objects
         lost = {key: stored.pop(key) for key in [one for one in stored if one.startswith("wal/")]}
         await it.append(it.partitions[:1], count=2)
         garbage = object_key(ObjectId(IdSource(clock=it.clock).next_ulid(above="")))

@@ -70,12 +70,11 @@ async def test_lines_and_gauge_say_which_store_and_how_far() -> None:
     telemetry = Telemetry()
     stores: dict[str, Timed] = {"object_store": Scripted(0, -7_040, Unavailable("away"), None, 1_000), "metadata": Scripted(*[0] * 5)}
     clocks = StoreClocks(stores, telemetry=telemetry)
-    gauge = telemetry.gauge(DIFFERENCE)
     shown = []
     with capture_logs() as logs:
         for _ in range(5):
             await clocks.look()
-            shown.append([gauge.labels(name)._value.get() for name in ("object_store", "metadata")])
+            shown.append([telemetry.registry.get_sample_value(DIFFERENCE.name, {"store": name}) for name in ("object_store", "metadata")])
 
     assert shown == [[0, 0], [-7.04, 0], [-7.04, 0], [-7.04, 0], [1, 0]]
     assert [(line["event"], line["log_level"], line["store"], line["seconds"]) for line in logs] == [

@@ -153,7 +153,7 @@ async def test_records_before_damage_that_is_known_are_answered_and_the_damage_t
     reader, log = broker.parts.reader, broker.parts.partitions.get(PARTITION)
     damaged = segment_key(PARTITION, IDS[1])
     reader.segments._blocks.drop(damaged)
-    await broker.objects._inner.delete_many([damaged])
+    await broker.objects.inner.delete_many([damaged])
     with pytest.raises(Corrupt):
         await reader.stored(log, 6, bytes_max=1)
     await reader.stored(log, 0, bytes_max=1)

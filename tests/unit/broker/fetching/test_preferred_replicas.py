@@ -1,4 +1,5 @@
 import gc
+import weakref
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -92,8 +93,10 @@ async def test_a_store_that_does_not_answer_sends_nobody_away(zones: Zones) -> N
 
 
 async def test_connections_that_are_gone_are_forgotten(zones: Zones) -> None:
-    replicas = zones.replicas()
-    await replicas.near("b", Connection())
+    replicas, connection = zones.replicas(), Connection()
+    gone = weakref.ref(connection)
+    assert await replicas.near("b", connection) is not None
+    del connection
     gc.collect()
 
-    assert not replicas._asked_at_s
+    assert gone() is None

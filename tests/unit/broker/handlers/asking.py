@@ -44,6 +44,7 @@ from tests.kit.faulty_metadata import FaultyMetadata, ManualClock, no_jitter
 LISTENER = "PLAINTEXT"
 INTERNAL = "INTERNAL"
 CLIENT_ID = "client"
+AT_ONCE = GroupSettings(initial_delay_s=0)
 
 
 @dataclass
@@ -177,6 +178,7 @@ async def cluster(
     roles: Collection[Role] = ALL_ROLES,
     limits: BrokerLimits = DEFAULT_BROKER_LIMITS,
     group_limits: GroupLimits = DEFAULT_GROUP_LIMITS,
+    group_settings: GroupSettings = AT_ONCE,
 ) -> AsyncIterator[Cluster]:
     metadata = metadata or FaultyMetadata(MemoryMetadataStore(clock=SystemClock(), shards=shards))
     clock = ManualClock()
@@ -188,7 +190,6 @@ async def cluster(
     bounds, timestamps = FakeBounds(metadata), FakeTimestamps()
     trimmer, producers = FakeTrimmer(), FakeProducers()
     audited: list[Mapping[str, object]] = []
-    group_settings = GroupSettings(initial_delay_s=0)
     async with Nursery() as nursery:
         groups = Coordinator(
             metadata=metadata,

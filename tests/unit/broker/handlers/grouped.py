@@ -6,7 +6,6 @@ from typing import Any
 
 from kio.index import load_request_schema
 
-from broker.groups.state import GroupSettings
 from broker.handlers.groups import join_group, offset_commit, offset_fetch, sync_group
 from tests.unit.broker.handlers.asking import Cluster, error_of
 
@@ -24,11 +23,6 @@ def nested(api_key: int, version: int, structure: str, /, **fields: Any) -> Any:
     module = __import__(load_request_schema(api_key, version).__module__, fromlist=["_"])
     schema = getattr(module, structure)
     return schema(**{field: value for field, value in fields.items() if field in schema.__dataclass_fields__})
-
-
-def set_groups(broker: Cluster, **settings: Any) -> None:
-    """As settings of the broker; before it has loaded a group."""
-    broker.context.parts.groups._settings = GroupSettings(**({"initial_delay_s": 0} | settings))
 
 
 async def join(broker: Cluster, version: int = 9, *, member_id: str = "", group: str = GROUP, **fields: Any) -> Any:

@@ -165,7 +165,7 @@ class Bucket:
 
 def slow_bucket(broker: Node) -> Bucket:
     bucket = Bucket(set(), asyncio.Event(), [])
-    inner: Any = broker.log.objects._inner
+    inner: Any = broker.log.objects.inner
     real = inner.get_range
 
     async def get_range(key: str, start: int, end: int) -> bytes:
@@ -436,7 +436,7 @@ async def test_the_reads_of_a_partition_that_has_records_have_one_grace_together
         slow = scene.healthy[0]
         for _ in range(10):
             await scene.other.send(("t", slow, record_batch(b"c")))
-        inner: Any = scene.broker.log.objects._inner
+        inner: Any = scene.broker.log.objects.inner
         get_range = inner.get_range
 
         async def slowly(*asked: Any) -> bytes:

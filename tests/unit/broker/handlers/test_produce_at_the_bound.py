@@ -13,6 +13,7 @@ from runtime.clock import SystemClock
 from storage.catalog.topics import Topic, Topics, TopicState
 from storage.formats.manifest import Manifest, encode
 from storage.log.batch import Appended
+from storage.log.limits import LogLimits
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Put
 from storage.recordbatch import BatchHeader, parse_header
@@ -34,11 +35,10 @@ async def test_no_partition_of_a_request_is_forgotten_before_its_batch_has_a_lan
 
     monkeypatch.setattr(handler, "check", check)
     topic = Topic(name="t", topic_id=TOPIC, partition_count=10, replication_factor=1, configs={}, state=TopicState.ACTIVE, created_at_ms=0)
-    async with rig() as broker:
+    async with rig(limits=LogLimits(partitions_kept_max=4)) as broker:
         partitions = broker.parts.partitions
         await broker.shared.write([Put(keys.PartitionKeys(PartitionId(TOPIC, 9)).manifest, encode(Manifest()), ABSENT)])
         assert await broker.send(batch_bytes(1)) == [Appended(0, 0)]
-        partitions._kept_max = 4
         for number in range(4):
             partitions.get(PartitionId(TOPIC, number))
         produce = Produce(

@@ -55,15 +55,19 @@ async def test_bytes_are_bounded_and_what_is_larger_runs_alone() -> None:
 async def test_who_is_cancelled_holds_no_place_whenever_that_happens() -> None:
     for seed in range(50):
         chance = random.Random(seed)
-        places = Shares(limits=SMALL)
+        places, held = Shares(limits=SMALL), set[asyncio.Task[None] | None]()
 
-        async def call(key: str, size_bytes: int, chance: random.Random = chance, places: Shares = places) -> None:
+        async def call(
+            key: str, size_bytes: int, chance: random.Random = chance, places: Shares = places, held: set[asyncio.Task[None] | None] = held
+        ) -> None:
             await places.take(key, size_bytes)
+            held.add(asyncio.current_task())
             try:
                 for _ in range(chance.randrange(4)):
                     await asyncio.sleep(0)
-                assert places._all.calls <= SMALL.fetches_max
+                assert len(held) <= SMALL.fetches_max
             finally:
+                held.discard(asyncio.current_task())
                 places.give_back(key, size_bytes)
 
         async with asyncio.timeout(25), asyncio.TaskGroup() as group:
@@ -73,4 +77,7 @@ async def test_who_is_cancelled_holds_no_place_whenever_that_happens() -> None:
                     chance.choice(calls).cancel()
                 await asyncio.sleep(0)
 
-        assert (places._all.calls, places._all.bytes, dict(places._of), len(places._waiting)) == (0, 0, {}, 0)
+        for number in range(SMALL.fetches_max):
+            key, size_bytes = f"{number // SMALL.folder_fetches_max}/x", SMALL.fetches_bytes_max // SMALL.fetches_max
+            assert places.has(key, size_bytes)
+            await places.take(key, size_bytes)

@@ -30,7 +30,7 @@ async def put_segment(
     for one in batches:
         writer.add(one)
     written = writer.finish(last)
-    await broker.objects._inner.put_if_absent(written.key, written.parts)
+    await broker.objects.inner.put_if_absent(written.key, written.parts)
     return SegmentEntry(base, last, object_id, written.size_bytes, 5, 5)
 
 
@@ -48,11 +48,11 @@ async def set_segments(broker: Rig, *segments: SegmentEntry) -> None:
 
 async def counted_gets(broker: Rig) -> list[tuple[int, int]]:
     gets: list[tuple[int, int]] = []
-    get_range = broker.objects._inner.get_range
+    get_range = broker.objects.inner.get_range
 
     async def counted(key: str, start: int, end: int) -> bytes:
         gets.append((start, end))
         return await get_range(key, start, end)
 
-    broker.objects._inner.get_range = counted  # type: ignore[method-assign]
+    broker.objects.inner.get_range = counted  # type: ignore[method-assign]
     return gets

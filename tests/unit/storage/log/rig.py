@@ -106,14 +106,14 @@ class FaultyObjects:
     """
 
     def __init__(self, inner: MemoryObjectStore) -> None:
-        self._inner = inner
+        self.inner = inner
         self.puts_fail: StorageError | None = None
         self.put_keys: list[str] = []
         self.gate: asyncio.Event | None = None
         self.put_s = 0.0
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._inner, name)
+        return getattr(self.inner, name)
 
     async def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> None:
         self.put_keys.append(key)
@@ -124,7 +124,7 @@ class FaultyObjects:
             await asyncio.sleep(self.put_s)
         if failure is not None:
             raise failure
-        await self._inner.put_if_absent(key, parts)
+        await self.inner.put_if_absent(key, parts)
 
 
 class Rig:

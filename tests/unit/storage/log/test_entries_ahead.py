@@ -430,7 +430,7 @@ async def broker() -> AsyncIterator[Rig]:
 async def test_a_consumer_in_order_waits_for_no_object_but_its_first(broker: Rig) -> None:
     limits = replace(SMALL, ahead_bytes=16 * KIB, ahead_entries_max=AHEAD, first_entries_max=AHEAD)
     async with rig(
-        limits=limits, shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK
+        limits=limits, shared=broker.shared, objects=broker.objects.inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK
     ) as other:
         await other.parts.manifest_reads.refresh([other.parts.partitions.get(PARTITION)])
         first = (await other.manifest()).pending[0].base
@@ -447,7 +447,7 @@ async def test_a_consumer_in_order_waits_for_no_object_but_its_first(broker: Rig
 async def test_what_a_read_brought_that_nobody_waited_for_in_the_end_is_not_left_unread(
     broker: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as other:
+    async with rig(shared=broker.shared, objects=broker.objects.inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as other:
         log = other.parts.partitions.get(PARTITION)
         await other.parts.manifest_reads.refresh([log])
         pending = (await other.manifest()).pending
@@ -489,7 +489,7 @@ def never_woken() -> None:
 
 async def test_consumers_that_have_stopped_are_forgotten_by_any_read(broker: Rig) -> None:
     clock = SteppingClock()
-    stores = functools.partial(rig, shared=broker.shared, objects=broker.objects._inner)
+    stores = functools.partial(rig, shared=broker.shared, objects=broker.objects.inner)
     async with stores(epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK, clock=clock) as other:
         await other.parts.manifest_reads.refresh([other.parts.partitions.get(PARTITION)])
         first = (await other.manifest()).pending[0].base
@@ -504,7 +504,7 @@ async def test_consumers_that_have_stopped_are_forgotten_by_any_read(broker: Rig
 
 
 async def test_what_comes_with_a_read_that_had_to_wait_is_claimed(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rig(shared=broker.shared, objects=broker.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as other:
+    async with rig(shared=broker.shared, objects=broker.objects.inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as other:
         await other.parts.manifest_reads.refresh([other.parts.partitions.get(PARTITION)])
         pending = (await other.manifest()).pending
         end = await fetch(other, await fetch(other, pending[0].base, bytes_max=1), bytes_max=1)
@@ -683,7 +683,7 @@ async def test_entries_of_chunks_that_are_not_read_yet_are_found_out_ahead() -> 
         for number in range(70):
             await writer.send(record_batch(bytes([number]) * SLICE))
         async with rig(
-            limits=limits, shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK
+            limits=limits, shared=writer.shared, objects=writer.objects.inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK
         ) as reader:
             log = reader.parts.partitions.get(PARTITION)
             await reader.parts.manifest_reads.refresh([log])
@@ -703,7 +703,7 @@ async def test_an_index_that_cannot_be_read_ahead_is_counted_and_keeps_nobody_fr
     async with rig(cache_bytes=96 * BLOCK, block_bytes=BLOCK) as writer:
         for number in range(40):
             await writer.send(record_batch(bytes([number]) * SLICE))
-        async with rig(shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as reader:
+        async with rig(shared=writer.shared, objects=writer.objects.inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK) as reader:
             await reader.parts.manifest_reads.refresh([reader.parts.partitions.get(PARTITION)])
             end = await fetch(reader, 0, bytes_max=1)
 

@@ -162,7 +162,7 @@ class Scene:
         self.log = broker.parts.partitions.get(PARTITION)
         self.wrong: list[Callable[[bytes], bytes]] = []
         self.gets = 0
-        inner: Any = broker.objects._inner
+        inner: Any = broker.objects.inner
         real = inner.get_range
 
         async def get_range(key: str, start: int, end: int) -> bytes:

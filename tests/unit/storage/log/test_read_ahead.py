@@ -93,7 +93,7 @@ def requests(telemetry: Telemetry, outcome: str) -> float:
 
 
 def replace_gets(broker: Rig, get: Callable[[str, int, int], Awaitable[bytes]]) -> None:
-    broker.objects._inner.get_range = get  # type: ignore[method-assign,assignment]
+    broker.objects.inner.get_range = get  # type: ignore[method-assign,assignment]
 
 
 async def never(_key: str, _start: int, _end: int) -> bytes:
@@ -128,7 +128,7 @@ async def test_what_a_read_brought_that_nobody_waited_for_in_the_end_is_not_left
     end = await fetch(broker, await fetch(broker, 0))
     await until_done(ahead_of(broker))
     reader._blocks.drop(segment_key(PARTITION, segment.object_id))
-    gate, get_range = asyncio.Event(), broker.objects._inner.get_range
+    gate, get_range = asyncio.Event(), broker.objects.inner.get_range
 
     async def gated(key: str, start: int, end: int) -> bytes:
         await gate.wait()
@@ -163,7 +163,7 @@ async def test_a_fetch_of_the_last_block_does_not_get_the_footer_again(broker: R
 async def test_a_fetch_of_what_was_fetched_ahead_does_not_wait_for_the_store(broker: Rig) -> None:
     await with_history(broker)
     await go_through(broker, to=4)
-    get_range = broker.objects._inner.get_range
+    get_range = broker.objects.inner.get_range
     replace_gets(broker, never)
     offset = 4
     while offset * BATCH_BYTES < 2 * BLOCK:
@@ -175,7 +175,7 @@ async def test_a_fetch_of_what_was_fetched_ahead_does_not_wait_for_the_store(bro
 
 async def test_a_fetch_that_comes_before_what_it_wants_joins_the_get_that_is_under_way(broker: Rig) -> None:
     await with_history(broker)
-    gate, get_range = asyncio.Event(), broker.objects._inner.get_range
+    gate, get_range = asyncio.Event(), broker.objects.inner.get_range
     gets: list[int] = []
 
     async def gated(key: str, start: int, end: int) -> bytes:
@@ -259,7 +259,7 @@ async def test_a_second_consumer_finds_what_the_first_one_has_read_and_nothing_i
 
 async def test_a_read_ahead_that_fails_is_counted_and_the_fetch_that_follows_says_what_is_true(broker: Rig) -> None:
     await with_history(broker)
-    get_range = broker.objects._inner.get_range
+    get_range = broker.objects.inner.get_range
     await fetch(broker, 0)
 
     async def failing(_key: str, _start: int, _end: int) -> bytes:
@@ -321,7 +321,7 @@ async def test_a_consumer_in_history_leaves_what_others_read_at_the_tail(knows_h
         monkeypatch.setattr(BlockCache, "leave_behind", lambda *_: None)
     async with (
         rig() as writer,
-        rig(shared=writer.shared, objects=writer.objects._inner, epoch=8, cache_bytes=CACHE_BYTES, block_bytes=BLOCK) as reader,
+        rig(shared=writer.shared, objects=writer.objects.inner, epoch=8, cache_bytes=CACHE_BYTES, block_bytes=BLOCK) as reader,
     ):
         await with_history(writer)
         for number in range(5):
@@ -335,7 +335,7 @@ async def test_a_consumer_in_history_leaves_what_others_read_at_the_tail(knows_h
 
 
 async def test_entries_that_have_left_the_ring_are_history() -> None:
-    async with rig() as writer, rig(shared=writer.shared, objects=writer.objects._inner, epoch=8) as reader:
+    async with rig() as writer, rig(shared=writer.shared, objects=writer.objects.inner, epoch=8) as reader:
         for number in range(40):
             await writer.send(record_batch(b"%d" % number))
         pending = (await writer.manifest()).pending

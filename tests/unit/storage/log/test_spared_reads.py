@@ -124,7 +124,7 @@ async def test_a_batch_that_reaches_beyond_the_entry_of_its_segment_is_not_serve
         other = batch(base, records=records)
         made[:61] = other[:61]
         made[8:12] = (len(made) - 12).to_bytes(4, "big")
-        await broker.objects._inner.put_if_absent(written.key, written.parts)
+        await broker.objects.inner.put_if_absent(written.key, written.parts)
         await set_segments(broker, SegmentEntry(5, 9, IDS[0], written.size_bytes, 5, 5))
         await broker.parts.manifest_reads.refresh([broker.parts.partitions.get(PARTITION)])
         with pytest.MonkeyPatch.context() as patch:

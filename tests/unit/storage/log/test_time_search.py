@@ -108,7 +108,7 @@ async def test_records_that_do_not_decode_are_known_by_their_header() -> None:
 def gets_of(broker: Rig) -> list[str]:
     """The objects that are read from now on, one by one."""
     gets: list[str] = []
-    inner: Any = broker.objects._inner
+    inner: Any = broker.objects.inner
     real = inner.get_range
 
     async def get_range(key: str, start: int, end: int) -> bytes:
@@ -219,7 +219,7 @@ async def test_a_log_that_is_trimmed_while_it_is_searched_is_searched_anew(monke
         assert log.seen.manifest is not None
         trims.append(3)
         assert await search.first_at_or_after(PARTITION, 3_000) == TimestampedOffset(3, 4_000)
-        async with rig(shared=broker.shared, objects=broker.objects._inner, limits=LogLimits(trims_met_max=0)) as other:
+        async with rig(shared=broker.shared, objects=broker.objects.inner, limits=LogLimits(trims_met_max=0)) as other:
             with pytest.raises(Unavailable, match="trimmed or compacted faster"):
                 await other.parts.time_search.of_maximum(PARTITION)
 

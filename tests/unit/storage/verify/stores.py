@@ -150,7 +150,7 @@ async def index_chunks(broker: Rig) -> list[IndexChunk]:
 
 
 def objects_of(broker: Rig) -> MemoryObjectStore:
-    return broker.objects._inner
+    return broker.objects.inner
 
 
 async def change_object(broker: Rig, key: str, change: Callable[[bytearray], bytes | bytearray]) -> None:

@@ -173,8 +173,7 @@ async def test_what_is_set_for_groups_is_told_by_kafka_s_names() -> None:
         "offsets_retention_check_interval": "30s",
     }
     settings = Settings.model_validate({"groups": values})
-    async with cluster() as broker:
-        broker.context.parts.groups._settings = group_settings(settings.groups)
+    async with cluster(group_settings=group_settings(settings.groups)) as broker:
         (result,) = await ask(broker, (BROKER, "1"))
 
     ours_alone = {"member_max_size", "memory_bytes"}

@@ -3,11 +3,12 @@ import datetime
 import pytest
 from kio.schema.errors import ErrorCode
 
+from broker.groups.state import GroupSettings
 from broker.handlers.groups.offset_commit import kept_epoch
 from broker.limits import GroupLimits
 from tests.kit.faulty_metadata import Fault
 from tests.unit.broker.handlers.asking import cluster
-from tests.unit.broker.handlers.grouped import commit, fetched, join, member, set_groups
+from tests.unit.broker.handlers.grouped import commit, fetched, join, member
 
 
 @pytest.mark.parametrize("version", range(2, 10))
@@ -114,8 +115,7 @@ async def test_metadata_is_counted_in_the_characters_of_java(character: str, fit
 
 
 async def test_the_bound_of_metadata_can_be_set() -> None:
-    async with cluster() as broker:
-        set_groups(broker, offset_metadata_chars_max=3)
+    async with cluster(group_settings=GroupSettings(initial_delay_s=0, offset_metadata_chars_max=3)) as broker:
         await broker.create("t")
 
         assert await commit(broker, 9, {0: 1}, metadata="abc") == {0: ErrorCode.none}
