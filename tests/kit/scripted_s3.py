@@ -80,7 +80,7 @@ class ScriptedS3:
         async def rule(request: Request) -> Reply | None:
             if request.method != method or not when(request):
                 return None
-            self._serve(request)
+            self.serve(request)
             return LOST
 
         self.add(rule, times=times)
@@ -146,9 +146,9 @@ class ScriptedS3:
             if reply is not None:
                 self._rules[position : position + 1] = [(rule, times - 1)] if times > 1 else []
                 return reply
-        return self._serve(request)
+        return self.serve(request)
 
-    def _serve(self, request: Request) -> Reply:
+    def serve(self, request: Request) -> Reply:
         upload = request.query.get("uploadId")
         if upload is not None and upload not in self.uploads:
             return error(404, "NoSuchUpload")

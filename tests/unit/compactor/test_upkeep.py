@@ -37,6 +37,7 @@ from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Delete, Key, NotApplied, Put, Record
 from storage.objects.port import UnfinishedUpload
 from storage.vocabulary import ObjectId, PartitionId
+from tests.kit.objects_contract import listed
 from tests.kit.record_batches import record_batch
 from tests.unit.compactor.compacting import left_behind, listed_segments
 from tests.unit.storage.log.rig import Rig, rig
@@ -403,7 +404,7 @@ async def test_of_a_backlog_no_more_than_a_round_is_added_before_what_may_go_is_
 
         assert len(reports) > 2
         assert sum(report.collection.deleted > 0 for report in reports) > 1
-        assert [key for key in it.broker.objects.inner._objects if key.startswith("wal/")] != []
+        assert await listed(it.broker.objects.inner, "wal/") != []
         assert by_hand.segments >= sum(report.segments for report in reports[1:]), "a cycle by hand does all there is"
 
 
@@ -412,14 +413,14 @@ async def test_objects_that_became_segments_go_in_the_same_cycle_once_they_are_o
         young = it.upkeep()
         await young.cycle()
         await young.close()
-        kept = [key for key in it.broker.objects.inner._objects if key.startswith("wal/")]
+        kept = await listed(it.broker.objects.inner, "wal/")
         upkeep = it.upkeep(grace_ms=-60_000)
         with capture_logs() as logged:
             report = await upkeep.cycle()
         await upkeep.close()
 
         assert len(kept) == 3
-        assert [key for key in it.broker.objects.inner._objects if key.startswith("wal/")] == []
+        assert await listed(it.broker.objects.inner, "wal/") == []
         assert (report.collection.deleted, report.collection.live) == (3, PARTITIONS)
         assert [line["objects"] for line in logged if line["event"] == "objects_deleted"] == [3]
         assert it.counted("forebay_gc_objects_total", outcome="deleted") == 3
@@ -477,14 +478,14 @@ async def test_nothing_of_a_store_of_another_cluster_is_deleted() -> None:
         record = await read_cluster(it.broker.shared)
         assert record is not None
         await it.broker.shared.write([Put(keys.CLUSTER, encode_record(msgspec.structs.replace(record, cluster_id="x" * 22)), None)])
-        before = list(it.broker.objects.inner._objects)
+        before = await listed(it.broker.objects.inner, "")
         upkeep = it.upkeep(grace_ms=-60_000)
         await upkeep.cycle()
         with pytest.raises(Unavailable, match="does not bear the id of this cluster"):
             await upkeep.collect(dry_run=False)
         await upkeep.close()
 
-        assert list(it.broker.objects.inner._objects) == before
+        assert await listed(it.broker.objects.inner, "") == before
 
 
 async def test_all_objects_can_be_collected_by_hand_and_only_counted() -> None:
@@ -493,12 +494,12 @@ async def test_all_objects_can_be_collected_by_hand_and_only_counted() -> None:
         for partition in it.partitions:
             await it.broker.parts.trimmer.trim(partition, 3)
         counted = await upkeep.collect(dry_run=True)
-        there = [key for key in it.broker.objects.inner._objects if key.startswith("wal/")]
+        there = await listed(it.broker.objects.inner, "wal/")
         deleted = await upkeep.collect(dry_run=False)
         await upkeep.close()
 
         assert (counted.deleted, deleted.deleted, len(there)) == (3, 3, 3)
-        assert [key for key in it.broker.objects.inner._objects if key.startswith("wal/")] == []
+        assert await listed(it.broker.objects.inner, "wal/") == []
 
 
 def leave_uploads(it: Cluster, monkeypatch: pytest.MonkeyPatch, *, refused: str = "") -> list[UnfinishedUpload]:

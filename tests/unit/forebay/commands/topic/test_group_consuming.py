@@ -51,7 +51,7 @@ class FakeConsumer:
     """`steps` are messages, silences (None) or things to do, in order; behind them there is an interruption."""
 
     def __init__(self, steps: list[Any], *, refusals: list[Any] | None = None) -> None:
-        self._steps = steps
+        self.steps = steps
         self._refusals = refusals or []
         self.commits: list[dict[int, int]] = []
         self.callbacks: dict[str, Callable[..., object]] = {}
@@ -61,8 +61,8 @@ class FakeConsumer:
 
     def consume(self, count: int, _: float) -> list[Message]:
         batch: list[Message] = []
-        while len(batch) < count and self._steps and isinstance(self._steps[0], Message | Meanwhile):
-            step = self._steps.pop(0)
+        while len(batch) < count and self.steps and isinstance(self.steps[0], Message | Meanwhile):
+            step = self.steps.pop(0)
             if isinstance(step, Meanwhile):
                 step.happens()
             else:
@@ -70,9 +70,9 @@ class FakeConsumer:
         return batch
 
     def poll(self, _: float) -> Message | None:
-        if not self._steps:
+        if not self.steps:
             raise KeyboardInterrupt
-        step = self._steps.pop(0)
+        step = self.steps.pop(0)
         if callable(step):
             step()
             return None
@@ -155,7 +155,7 @@ def test_only_what_was_wanted_is_committed_however_much_there_is() -> None:
 
 def test_a_long_read_commits_again_and_again_but_nothing_twice() -> None:
     member = Member([])
-    member.consumer._steps = [Message(0, 0), member.later, None, Message(0, 1), member.later, None, member.later, None]
+    member.consumer.steps = [Message(0, 0), member.later, None, Message(0, 1), member.later, None, member.later, None]
 
     member.read()
 
@@ -164,7 +164,7 @@ def test_a_long_read_commits_again_and_again_but_nothing_twice() -> None:
 
 def test_partitions_that_go_to_another_member_are_committed_first() -> None:
     member = Member([])
-    member.consumer._steps = [Message(0, 0), Message(1, 0), member.told("on_revoke", 0, 1), None, Message(1, 1)]
+    member.consumer.steps = [Message(0, 0), Message(1, 0), member.told("on_revoke", 0, 1), None, Message(1, 1)]
 
     member.read()
 
@@ -173,7 +173,7 @@ def test_partitions_that_go_to_another_member_are_committed_first() -> None:
 
 def test_records_of_a_partition_that_went_while_they_were_gathered_are_left_to_its_next_reader() -> None:
     member = Member([])
-    member.consumer._steps = [Message(0, 0), Message(1, 5), Meanwhile(member.told("on_revoke", 0)), None]
+    member.consumer.steps = [Message(0, 0), Message(1, 5), Meanwhile(member.told("on_revoke", 0)), None]
 
     member.read()
 
@@ -183,7 +183,7 @@ def test_records_of_a_partition_that_went_while_they_were_gathered_are_left_to_i
 def test_records_of_a_partition_that_came_back_while_they_were_gathered_are_written() -> None:
     member = Member([])
     back = [Meanwhile(member.told("on_revoke", 0)), Meanwhile(member.told("on_assign", 0)), Message(0, 3)]
-    member.consumer._steps = [*back, None]
+    member.consumer.steps = [*back, None]
 
     member.read()
 
@@ -192,7 +192,7 @@ def test_records_of_a_partition_that_came_back_while_they_were_gathered_are_writ
 
 def test_partitions_that_were_lost_are_not_committed_any_more() -> None:
     member = Member([])
-    member.consumer._steps = [Message(0, 0), Message(1, 0), member.told("on_lost", 0), None]
+    member.consumer.steps = [Message(0, 0), Message(1, 0), member.told("on_lost", 0), None]
 
     member.read()
 
@@ -213,7 +213,7 @@ def test_output_that_cannot_be_flushed_is_not_committed() -> None:
 @pytest.mark.parametrize("code", [KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.REBALANCE_IN_PROGRESS])
 def test_a_commit_that_comes_too_late_is_left_to_those_who_read_on(code: int) -> None:
     member = Member([], refusals=[code])
-    member.consumer._steps = [Message(0, 0), member.later, None, Message(0, 1)]
+    member.consumer.steps = [Message(0, 0), member.later, None, Message(0, 1)]
 
     member.read()
 
@@ -222,7 +222,7 @@ def test_a_commit_that_comes_too_late_is_left_to_those_who_read_on(code: int) ->
 
 def test_a_commit_that_is_refused_ends_it_and_is_not_tried_for_ever() -> None:
     member = Member([], refusals=[KafkaError.GROUP_AUTHORIZATION_FAILED] * 2)
-    member.consumer._steps = [Message(0, 0), member.later, None, Message(0, 1)]
+    member.consumer.steps = [Message(0, 0), member.later, None, Message(0, 1)]
 
     with pytest.raises(ClientFailed, match=r"^What was written last was not committed, and will be written again: ") as failed:
         member.read()
@@ -251,7 +251,7 @@ def test_a_reader_that_paused_for_too_long_joins_again() -> None:
 def test_reading_to_the_end_ends_when_every_partition_that_was_given_is_read() -> None:
     member = Member([])
     end = KafkaError(KafkaError._PARTITION_EOF)
-    member.consumer._steps = [
+    member.consumer.steps = [
         member.told("on_assign", 0, 1),
         None,
         Message(0, 0),
@@ -268,7 +268,7 @@ def test_reading_to_the_end_ends_when_every_partition_that_was_given_is_read() -
 
 def test_a_member_without_partitions_is_at_its_end_at_once() -> None:
     member = Member([])
-    member.consumer._steps = [None, None, member.told("on_assign"), None, Message(0, 0)]
+    member.consumer.steps = [None, None, member.told("on_assign"), None, Message(0, 0)]
 
     member.read(Until(at_end=True))
 
@@ -277,7 +277,7 @@ def test_a_member_without_partitions_is_at_its_end_at_once() -> None:
 
 def test_silence_for_too_long_is_124_and_what_was_written_is_committed() -> None:
     member = Member([])
-    member.consumer._steps = [Message(0, 0), member.later, None, member.later, None]
+    member.consumer.steps = [Message(0, 0), member.later, None, member.later, None]
 
     with pytest.raises(ClientFailed, match="No record of") as failed:
         member.read(Until(silence_s=2 * COMMIT_EVERY_S))

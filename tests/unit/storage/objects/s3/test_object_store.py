@@ -159,7 +159,7 @@ async def test_a_put_that_took_effect_before_an_error_was_answered_succeeds(stor
     async def rule(request: Request) -> Reply | None:
         if request.method != "PUT":
             return None
-        server._serve(request)
+        server.serve(request)
         return error(500, "InternalError")
 
     server.add(rule, times=1_000)
@@ -175,7 +175,7 @@ async def test_a_put_without_an_answer_is_sent_again(store: S3ObjectStore, serve
         if request.method != "PUT" or server.count("PUT") > 1:
             return None
         if takes_effect:
-            server._serve(request)
+            server.serve(request)
         await asyncio.sleep(60)
         return LOST
 
@@ -269,7 +269,7 @@ async def test_of_fifty_writers_one_wins_though_replies_get_lost(store: S3Object
         if request.method != "PUT" or chance.random() < 0.5:
             return None
         if chance.random() < 0.5:
-            server._serve(request)
+            server.serve(request)
         return LOST
 
     async def wins(body: bytes) -> bool:
@@ -415,7 +415,7 @@ async def test_a_listing_that_does_not_begin_where_it_should_gives_no_key_twice(
 
     async def everything(request: Request) -> Reply | None:
         request.query.pop("start-after", None)
-        return server._serve(request)
+        return server.serve(request)
 
     server.add(everything)
 
@@ -527,7 +527,7 @@ async def test_a_success_without_a_word_does_not_store_a_large_object(
         if request.method != "POST" or "uploadId" not in request.query:
             return None
         if takes_effect:
-            server._serve(request)
+            server.serve(request)
         return Reply(200, b"")
 
     server.add(silent)
