@@ -101,8 +101,8 @@ def impatient_log(limits: LogLimits) -> LogLimits:
 
 
 def short_deadlines_log(limits: LogLimits) -> LogLimits:
-    """Short beside the outages and pauses of a run, so that commits are given up, abandoned and fenced. An unknown producer waits for longer
-    than a commit and the longest pause of a broker together: what comes before it is then not on its way any more.
+    """Short beside the outages and pauses of a run, so that commits are given up, abandoned and fenced. An unknown producer waits for
+    longer than a commit and the longest pause of a broker together: what comes before it is then not on its way any more.
     """
     return replace(
         impatient_log(limits),
