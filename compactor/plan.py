@@ -1,4 +1,4 @@
-"""What upkeep decides about a manifest, pure (docs/internals/design/upkeep.md).
+"""Decisions of upkeep about a manifest, pure (docs/internals/design/upkeep.md).
 
 Compaction: which entries become the next segment, which ranges of WAL objects hold the slices of a round, and what a committed segment
 makes of the record. Merging: which neighbours become one segment. Retention: which segments and entries are deleted, oldest first.

@@ -1,4 +1,4 @@
-"""What deleted topics leave behind goes (docs/internals/design/upkeep.md#purging-deleted-topics, model/purging.py).
+"""Removal of what deleted topics left behind (docs/internals/design/upkeep.md#purging-deleted-topics, model/purging.py).
 
     topic-ids says deleted, manifests are tombstones → index/, segments/, producers/, meta/compaction go → objects of segments go
 

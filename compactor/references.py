@@ -180,7 +180,7 @@ class References:
     async def _certain(
         self, keys: PartitionKeys, sentinel: Key, prefix: str, manifest: Manifest, of_record: Callable[[Record, Manifest], set[ObjectId]]
     ) -> set[ObjectId]:
-        """What the keys below `prefix` refer to, in a state that has the sentinel."""
+        """The objects to which the keys below `prefix` refer, in a state that has the sentinel."""
         start, end = children_of(prefix.removesuffix("/"))
         paths = await self._records.list(Key(start, keys.partition_key), end)
         if sentinel.path not in paths:

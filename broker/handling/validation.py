@@ -59,7 +59,7 @@ _MIN_MS: Final = -(2**63)
 _MAX_MS: Final = 2**63 - 1
 
 RECOMPRESSED: Final = Metric(
-    "forebay_recompressed_batches_total", "Batches compressed anew for topics with a compression.type of their own, by codec", ("codec",)
+    "forebay_recompressed_batches_total", "Batches compressed again for topics with a compression.type of their own, by codec", ("codec",)
 )
 RECOMPRESSED_BYTES: Final = Metric("forebay_recompressed_bytes_total", "Bytes of such batches, as they came and as they left", ("side",))
 WAITING: Final = Metric(
@@ -264,7 +264,7 @@ RecompressionDone = Callable[[memoryview | Refused | None], None]
 class Work:
     """`reads`: every record, or only their times; `compresses`: anew; and then, if the topic says so, the batch is marked as LogAppendTime.
 
-    The batch that leaves has the greatest time of its records in its header, written in place if it was not compressed anew.
+    The batch that leaves has the greatest time of its records in its header, written in place if it was not compressed again.
     """
 
     batch: memoryview
@@ -462,7 +462,7 @@ class Recompression:
         if self._is_late(job):
             return Refused(
                 ErrorCode.request_timed_out,
-                f"not read or compressed anew within {self._limits.recompression_wait_s_max:.0f} s; nothing was appended",
+                f"not read or compressed again within {self._limits.recompression_wait_s_max:.0f} s; nothing was appended",
             )
         if work.compresses and share.results_bytes >= self._limits.recompressed_of_request_bytes_max:
             bytes_max = self._limits.recompressed_of_request_bytes_max
@@ -475,7 +475,7 @@ class Recompression:
             result = await self._blocking.run(lambda: _recompress(work))
         except Exception:
             log.exception("batch_not_worked_on", codec=work.rules.codec)
-            return Refused(ErrorCode.unknown_server_error, "the batch could not be read or compressed anew")
+            return Refused(ErrorCode.unknown_server_error, "the batch could not be read or compressed again")
         if isinstance(result, memoryview):
             share.results_bytes += len(result)
             self._results_bytes += len(result)

@@ -162,7 +162,7 @@ _TABLE: Final = (
     ),
     TopicConfig(
         "compression.type", _STRING, "producer", _CODECS, "compression.type",
-        _ENFORCED, "The codec that batches are kept in. producer: as they come. Batches of another codec are compressed anew "
+        _ENFORCED, "The codec that batches are kept in. producer: as they come. Batches of another codec are compressed again "
         "before they are stored.",
     ),
     TopicConfig(

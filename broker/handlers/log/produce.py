@@ -283,7 +283,7 @@ class Produce:
         self._submit(self._partitions.get(topic.partition(partition)), batch)
 
     def _leave_line(self, in_line: "BatchInLine", made: memoryview | Refused | None) -> None:
-        """Go on with one batch that was compressed anew, or stood behind one that was."""
+        """Go on with one batch that was compressed again, or stood behind one that was."""
         under_way, append, place, partition, header, rules = in_line
         named = under_way.request.partitions[place]
         index = under_way.results[place]

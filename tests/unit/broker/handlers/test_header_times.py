@@ -19,7 +19,7 @@ TOPICS = {
     "plain": {},
     "compacted": {"cleanup_policy": "compact"},
     "bounded": {"message_timestamp_before_max_ms": "3600000"},
-    "compressed anew": {"compression_type": "snappy"},
+    "compressed again": {"compression_type": "snappy"},
 }
 
 

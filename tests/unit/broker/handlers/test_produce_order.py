@@ -1,4 +1,4 @@
-"""Read at once or in a thread, compressed anew or not: what one connection sends to a partition is stored in the order of its coming."""
+"""Read at once or in a thread, compressed again or not: what one connection sends to a partition is stored in the order of its coming."""
 
 import asyncio
 import random

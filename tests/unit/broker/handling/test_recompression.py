@@ -230,7 +230,7 @@ async def test_an_idempotent_producer_keeps_its_sequence_whatever_has_to_be_done
 
         assert [codes(result) for result in results] == [[ErrorCode.none]] * 10
         assert [result[0].base_offset for result in results] == list(range(10))
-        assert again[0].base_offset == 7, "a retry is compressed anew and found to be one"
+        assert again[0].base_offset == 7, "a retry is compressed again and found to be one"
         assert await values_of(broker) == [b"%d" % sequence for sequence in range(10)]
 
 
