@@ -446,8 +446,8 @@ class Admission(Account):
             return False
         sender, wanted_bytes = first.key, first.waiting.wanted_bytes
         self._served = sender
-        is_patient = self._waited_looks(first.waiting) >= PATIENT_LOOKS
-        self._more_bytes = (self._bytes_max - self._free_bytes) // 2 if is_patient else 0
+        has_waited_long = self._waited_looks(first.waiting) >= PATIENT_LOOKS
+        self._more_bytes = (self._bytes_max - self._free_bytes) // 2 if has_waited_long else 0
         try:
             if self._fits(wanted_bytes, sender):
                 self._serve(sender)

@@ -193,12 +193,12 @@ class DelayedFetch:
 
     def may_leave(self) -> bool:
         """Whether the response goes now, as of the last `look`."""
-        now_s, patience_end_s = self._now_s, self._began_s + self._limits.empty_patience_s
+        now_s, timeout_end_s = self._now_s, self._began_s + self._limits.empty_timeout_s
         is_pending = is_something = is_enough = is_held = False
         size_bytes = 0
         for wanted in self._wanted:
             if wanted.read is not None or wanted.flight is not None or wanted.is_queued:
-                if not (wanted.is_late or (wanted.is_queued and now_s >= patience_end_s)):
+                if not (wanted.is_late or (wanted.is_queued and now_s >= timeout_end_s)):
                     if wanted.read is not None or (wanted.flight is not None and wanted.flight.was_left and not wanted.flown):
                         return False
                     is_held = True
@@ -213,7 +213,7 @@ class DelayedFetch:
         is_enough = is_enough or self._is_refused or size_bytes >= self._bytes_min
         if now_s < self._deadline_s and not is_enough:
             return False
-        return is_something or not is_pending or now_s >= max(self._deadline_s, patience_end_s)
+        return is_something or not is_pending or now_s >= max(self._deadline_s, timeout_end_s)
 
     def _late_s(self, wanted: FetchPartitionStatus) -> float:
         """The time from which its flight is late. A partition with records has one grace for all its flights, rather than one for each."""
@@ -235,7 +235,7 @@ class DelayedFetch:
     def left_s(self) -> float:
         """How long nothing changes unless `wake` is called or a log moves."""
         now_s = self._now_s
-        ends = [end_s for end_s in (self._deadline_s, self._began_s + self._limits.empty_patience_s) if end_s > now_s][:1]
+        ends = [end_s for end_s in (self._deadline_s, self._began_s + self._limits.empty_timeout_s) if end_s > now_s][:1]
         if self.is_reading:
             ends += [late_s for wanted in self._reading if (late_s := self._late_s(wanted)) > now_s]
             ends.append(now_s + self._limits.grace_s)

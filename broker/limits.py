@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.protocol.fetch import PARTITIONS_PER_STEP
-from storage.catalog.topics import PATIENCE_S
+from storage.catalog.topics import TIMEOUT_S
 from storage.limits import MIB, WRITE_REQUEST_OPS_MAX
 
 
@@ -19,7 +19,7 @@ class BrokerLimits:
     """Longer than a broker takes that is well, whatever its stores are; shorter than the 30 s after which clients give up."""
 
     # Produce.
-    produce_topics_patience_s: float = PATIENCE_S
+    produce_topics_timeout_s: float = TIMEOUT_S
     """A request waits so long for topics of which the cache has too few partitions."""
     topic_rules_kept_max: int = 50_000
     wide_produce_begin_s_max: float = 60.0
@@ -38,7 +38,7 @@ class BrokerLimits:
     client learns what was done."""
     deletion_timeout_ms_min: int = 5_000
     """For DeleteRecords. Longer than a deletion takes, shorter than clients wait for an answer."""
-    search_patience_s: float = 10.0
+    search_timeout_s: float = 10.0
     """For all searches of a request for times: a slow prefix of the bucket must not hold up the other answers until clients give up."""
     configs_described_max: int = 10_000
     """Resources per request: 14 MB, or several times that with synonyms and documentation."""
@@ -61,9 +61,9 @@ class FetchLimits:
     """Partitions in all requests under way, about 150 MiB of values. Above it no request waits, above its double none is served."""
     partitions_per_step: int = PARTITIONS_PER_STEP
     """Partitions of a request that are dealt with between two steps, as the codec reads and writes them."""
-    topics_patience_s: float = PATIENCE_S
+    topics_timeout_s: float = TIMEOUT_S
     """A request waits so long for its topics, if it has no others to answer."""
-    refresh_patience_s: float = 3.0
+    refresh_timeout_s: float = 3.0
     """A request with other partitions to answer waits so long for a topic, a manifest or room."""
 
     # Delayed fetch: steps.
@@ -97,7 +97,7 @@ class FetchLimits:
     memory or a disk takes. A read that an earlier fetch has left, and whose bytes are gone again, has the whole grace, so that no partition
     is always left; and so has each while one more that is left could end another.
     """
-    empty_patience_s: float = 3.0
+    empty_timeout_s: float = 3.0
     """A response with nothing in it waits so long for late ones, beyond the time that the client wants to wait."""
 
     # Waiters.
@@ -124,7 +124,7 @@ class GroupLimits:
     # Coordinator: waiting.
     request_deadline_s: float = 30.0
     """For a request that waits for a write at most."""
-    question_patience_s: float = 3.0
+    question_timeout_s: float = 3.0
     """A question about many groups waits so long for one of them, or for who coordinates what, before it is answered without."""
     join_wait_s_max: float = 3_600.0
     """For a request that waits for other members: longer than any rebalance timeout that makes sense."""

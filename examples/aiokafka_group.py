@@ -17,7 +17,7 @@ BOOTSTRAP = sys.argv[1] if len(sys.argv) > 1 else "localhost:9092"
 TOPIC = "orders-aiokafka"
 GROUP = "billing-aiokafka"
 ORDERS = 10
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 async def create_topic() -> None:
@@ -55,7 +55,7 @@ async def consume() -> None:
 
 
 async def main() -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         await create_topic()
         await produce()
         await consume()

@@ -16,7 +16,7 @@ BOOTSTRAP = sys.argv[1] if len(sys.argv) > 1 else "localhost:9092"
 TOPIC = "orders-confluent"
 GROUP = "billing-confluent"
 ORDERS = 10
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 def create_topic() -> None:
@@ -24,7 +24,7 @@ def create_topic() -> None:
     # The object store keeps records durable; the replication factor is stored and has no effect.
     created = admin.create_topics([NewTopic(TOPIC, num_partitions=3, replication_factor=1)])
     try:
-        created[TOPIC].result(PATIENCE_S)
+        created[TOPIC].result(TIMEOUT_S)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise
@@ -42,19 +42,19 @@ def produce() -> None:
     producer = Producer({"bootstrap.servers": BOOTSTRAP, "enable.idempotence": True, "compression.type": "zstd", "linger.ms": 20})
     for number in range(ORDERS):
         producer.produce(TOPIC, key=f"order-{number}", value=f'{{"amount": {10 * number}}}', on_delivery=on_delivery)
-    if undelivered := producer.flush(PATIENCE_S):
-        sys.exit(f"{undelivered} records were not acknowledged within {PATIENCE_S:.0f} s")
+    if undelivered := producer.flush(TIMEOUT_S):
+        sys.exit(f"{undelivered} records were not acknowledged within {TIMEOUT_S:.0f} s")
 
 
 def consume() -> None:
     consumer = Consumer({"bootstrap.servers": BOOTSTRAP, "group.id": GROUP, "auto.offset.reset": "earliest", "enable.auto.commit": False})
     consumer.subscribe([TOPIC])
-    give_up_s = time.monotonic() + PATIENCE_S
+    give_up_s = time.monotonic() + TIMEOUT_S
     seen = 0
     try:
         while seen < ORDERS:
             if time.monotonic() > give_up_s:
-                sys.exit(f"{seen} of {ORDERS} records arrived within {PATIENCE_S:.0f} s")
+                sys.exit(f"{seen} of {ORDERS} records arrived within {TIMEOUT_S:.0f} s")
             message = consumer.poll(1.0)
             if message is None:
                 continue

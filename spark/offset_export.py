@@ -77,8 +77,8 @@ class GroupCommits:
     def __init__(
         self, spark: SparkSession, cluster: KafkaCluster, group: str, *, again_after_s: float = AGAIN_AFTER_S, out: TextIO = sys.stderr
     ) -> None:
-        patience = {"default.api.timeout.ms": str(_ANSWER_WITHIN_MS), "request.timeout.ms": str(_ANSWER_WITHIN_MS)}
-        quick = KafkaCluster(bootstrap_servers=cluster.bootstrap_servers, client=patience | dict(cluster.client))
+        deadlines = {"default.api.timeout.ms": str(_ANSWER_WITHIN_MS), "request.timeout.ms": str(_ANSWER_WITHIN_MS)}
+        quick = KafkaCluster(bootstrap_servers=cluster.bootstrap_servers, client=deadlines | dict(cluster.client))
         self._connect: Callable[[], KafkaAdmin] = lambda: KafkaAdmin(spark, quick)
         self._admin: KafkaAdmin | None = None
         self._group = group

@@ -251,7 +251,7 @@ class Coordinator:
         """
         error = GroupError.NONE
         try:
-            async with asyncio.timeout(self.limits.question_patience_s):
+            async with asyncio.timeout(self.limits.question_timeout_s):
                 own = await self._slots.own()
         except (StorageError, TimeoutError) as unread:
             log.warning("claims_not_read", cause=repr(unread))
@@ -284,8 +284,8 @@ class Coordinator:
 
         Who asks for one group alone waits as long as `act` does.
         """
-        patience_s = self.limits.question_patience_s if len(group_ids) > 1 else None
-        return await self._by_shard.each(group_ids, act, late=late, patience_s=patience_s, together_s=TOGETHER_S_MAX)
+        timeout_s = self.limits.question_timeout_s if len(group_ids) > 1 else None
+        return await self._by_shard.each(group_ids, act, late=late, timeout_s=timeout_s, together_s=TOGETHER_S_MAX)
 
     async def find(self, group_id: str) -> LoadedGroup:
         """The group if it is this broker's, loaded. Raises `Closed`."""
@@ -443,11 +443,11 @@ class ByShard:
         act: Callable[[int], Awaitable[T]],
         *,
         late: T,
-        patience_s: float | None,
+        timeout_s: float | None,
         together_s: float = float("inf"),
     ) -> list[T]:
         """What `act` returns for each place in `group_ids`: shards side by side, the groups of a shard one by one. When one has taken
-        `patience_s` (None: for ever), it and all of its shard that follow are `late`; when all so far have taken `together_s`, those that
+        `timeout_s` (None: for ever), it and all of its shard that follow are `late`; when all so far have taken `together_s`, those that
         follow. Raises what `act` raises.
 
         `act` must end by itself: one that is late goes on, as long as these are few. Cancelled: `act` is.
@@ -465,7 +465,7 @@ class ByShard:
                 answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
                 task = self._nursery.spawn(_settle(answer, act, place), name="group-asked")
                 try:
-                    await asyncio.wait({answer}, timeout=patience_s)
+                    await asyncio.wait({answer}, timeout=timeout_s)
                 except asyncio.CancelledError:
                     task.cancel()
                     raise

@@ -563,11 +563,11 @@ async def read_heads(metadata: MetadataStore, shard_slots: Sequence[int], *, sil
     heads: list[tuple[GroupHead, int]] = []
     scanned = 0
     try:
-        async with asyncio.timeout(silent_after_s) as patience:
+        async with asyncio.timeout(silent_after_s) as timeout:
             async for record in metadata.range_scan(start, end):
                 scanned += 1
                 if scanned % _RECORDS_PER_SIGN == 0:
-                    patience.reschedule(loop.time() + silent_after_s)
+                    timeout.reschedule(loop.time() + silent_after_s)
                 if slot_of(keys.group_of(record.path)) in shard_slots and (head := _readable_head(record)) is not None:
                     heads.append((head, record.version))
     except TimeoutError:
@@ -584,7 +584,7 @@ async def read_offsets(
     group_keys = GroupKeys(head.group, slot_of(head.group))
     committed: dict[PartitionId, int] = {}
     try:
-        async with asyncio.timeout(silent_after_s) as patience:
+        async with asyncio.timeout(silent_after_s) as timeout:
             named = [TopicId(topic_id) for topic_id in head.topics]
             for topic_id in dict.fromkeys([*named, *await topics_beside(metadata, group_keys, head.topic_pages)]):
                 for record in await offsets_of(metadata, group_keys, topic_id):
@@ -592,7 +592,7 @@ async def read_offsets(
                         committed[partition_of(record.path)] = found.offset
                 if len(committed) > offsets_max:
                     return None
-                patience.reschedule(asyncio.get_running_loop().time() + silent_after_s)
+                timeout.reschedule(asyncio.get_running_loop().time() + silent_after_s)
     except TimeoutError:
         raise Unavailable(f"metadata did not answer: op=range_scan offsets_of={head.group!r} after_s={silent_after_s}") from None
     except (Corrupt, IncompatibleFormat) as error:

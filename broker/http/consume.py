@@ -152,7 +152,7 @@ class HttpReading:
             return found
         located = await read_bounds(self.parts.parts, named)
         try:
-            async with asyncio.timeout(self.parts.parts.limits.search_patience_s):
+            async with asyncio.timeout(self.parts.parts.limits.search_timeout_s):
                 for one in named:
                     found[one] = await self._place(str(asked[one]), located[one])
         except TimeoutError:

@@ -13,10 +13,10 @@ class CatalogLimits:
     # Lookups of topics
 
     topics_cache_age_s: float = 30.0
-    topics_patience_s: float = 5.0
+    topics_timeout_s: float = 5.0
     """How long a lookup waits for topics of which nothing is known, and how long where an older answer is at hand."""
-    topics_stale_patience_s: float = 3.0
-    topics_silent_patience_s: float = 1.0
+    topics_stale_timeout_s: float = 3.0
+    topics_silent_timeout_s: float = 1.0
     """How long any lookup waits while the catalog is known to be silent."""
 
     # Probes of a catalog that is silent

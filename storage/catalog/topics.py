@@ -41,13 +41,13 @@ from storage.metadata import keys
 from storage.metadata.port import ABSENT, Delete, MetadataStore, OpResult, Status
 from storage.vocabulary import TopicId
 
-__all__ = ["CACHE_TOPICS_MAX", "PARTITIONS_MAX", "PATIENCE_S", "Topic", "TopicState", "Topics"]
+__all__ = ["CACHE_TOPICS_MAX", "PARTITIONS_MAX", "TIMEOUT_S", "Topic", "TopicState", "Topics"]
 
 SILENT_FOR_S: Final = 10.0
 """A read that failed says so much about the next ones. `Silence.watch` looks more often than that."""
 STALE_S: Final = 600.0
 """How much older a topic in the cache may be while the catalog is silent."""
-PATIENCE_S: Final = DEFAULT_LIMITS.topics_patience_s
+TIMEOUT_S: Final = DEFAULT_LIMITS.topics_timeout_s
 """How long handlers wait for topics, which is as long as a lookup does by itself."""
 CACHE_TOPICS_MAX: Final = 50_000
 PARTITIONS_MAX: Final = 10_000
@@ -191,18 +191,18 @@ class Topics:
             raise unread
         return found
 
-    async def look_up(self, names: Iterable[str], *, patience_s: float | None = None) -> tuple[dict[str, Topic], StorageError | None]:
-        """As `lookup`, within `patience_s` if given, but what is missing beside an error may exist: it says why nobody could tell."""
+    async def look_up(self, names: Iterable[str], *, timeout_s: float | None = None) -> tuple[dict[str, Topic], StorageError | None]:
+        """As `lookup`, within `timeout_s` if given, but what is missing beside an error may exist: it says why nobody could tell."""
         found, missing = await _split(names, self.find)
         wanted = await _valid(missing)
-        return await self._look_up(found, wanted, self._by_name, self.find, self._reads, patience_s)
+        return await self._look_up(found, wanted, self._by_name, self.find, self._reads, timeout_s)
 
     async def lookup_now(self, names: Collection[str]) -> dict[str, Topic]:
         """As `lookup`, and within as long, without the cache: for answers that say that a topic exists as much as that it does not.
 
         What contradicts the cache is dropped from it; the rest stays, so that a store that does not answer costs nobody else their topics.
         """
-        read, unread = await self._read_patiently(self._reads, await _valid(names), None, is_known=False)
+        read, unread = await self._read_within(self._reads, await _valid(names), None, is_known=False)
         if unread is not None:
             raise unread
         turns = Turns()
@@ -240,11 +240,11 @@ class Topics:
         return found
 
     async def look_up_ids(
-        self, topic_ids: Iterable[TopicId], *, patience_s: float | None = None
+        self, topic_ids: Iterable[TopicId], *, timeout_s: float | None = None
     ) -> tuple[dict[TopicId, Topic], StorageError | None]:
         """As `look_up`, by topic id."""
         found, wanted = await _split(topic_ids, self.find_id)
-        return await self._look_up(found, wanted, self._by_id, self.find_id, self._id_reads, patience_s)
+        return await self._look_up(found, wanted, self._by_id, self.find_id, self._id_reads, timeout_s)
 
     async def all(self) -> list[Topic]:
         """Every topic, by name, from a scan begun after the call. Raises `StorageError`."""
@@ -359,31 +359,31 @@ class Topics:
         known: Container[K],
         find: Callable[[K], Topic | None],
         reads: SharedReads[K, Topic | None],
-        patience_s: float | None,
+        timeout_s: float | None,
     ) -> tuple[dict[K, Topic], StorageError | None]:
         """`found`, and what of `wanted` is read or, while the catalog is silent, served stale; an error unless that is all of them."""
         if not wanted:
             return found, None
         is_known = all(map(known.__contains__, wanted))
-        read, unread = await self._read_patiently(reads, wanted, patience_s, is_known=is_known)
+        read, unread = await self._read_within(reads, wanted, timeout_s, is_known=is_known)
         if unread is None:
             return found | await self._active(read), None
         stale, missing = await _split(wanted, find)
         return found | stale, unread if missing else None
 
-    async def _read_patiently(
-        self, reads: SharedReads[K, Topic | None], wanted: list[K], patience_s: float | None, *, is_known: bool
+    async def _read_within(
+        self, reads: SharedReads[K, Topic | None], wanted: list[K], timeout_s: float | None, *, is_known: bool
     ) -> tuple[dict[K, Topic | None], StorageError | None]:
         """What was read, or why nothing was. Raises what is no silence of the store: a record that cannot be read."""
         limits = self._limits
-        patience_max_s = limits.topics_stale_patience_s if is_known else limits.topics_patience_s
-        patience_max_s = limits.topics_silent_patience_s if self._silence.is_on else patience_max_s
-        patience_s = patience_max_s if patience_s is None else min(patience_s, patience_max_s)
+        timeout_max_s = limits.topics_stale_timeout_s if is_known else limits.topics_timeout_s
+        timeout_max_s = limits.topics_silent_timeout_s if self._silence.is_on else timeout_max_s
+        timeout_s = timeout_max_s if timeout_s is None else min(timeout_s, timeout_max_s)
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 return await reads.ask(wanted), None
         except TimeoutError:
-            unread = Unavailable(f"topics were not read in time: topics={len(wanted)} after_s={patience_s}")
+            unread = Unavailable(f"topics were not read in time: topics={len(wanted)} after_s={timeout_s}")
         except Unavailable as error:
             unread = Unavailable(str(error))
         self._silence.note_failure(str(unread))

@@ -202,11 +202,11 @@ class ManifestReads:
             raise error
 
     async def refresh_each(
-        self, logs: Iterable[PartitionLog], *, patience_s: float | None = None, silent_patience_s: float | None = None
+        self, logs: Iterable[PartitionLog], *, timeout_s: float | None = None, silent_timeout_s: float | None = None
     ) -> dict[PartitionLog, StorageError]:
         """As `refresh`, but return which logs could not be read, and why; the others are as new as asked for.
 
-        Returns after `patience_s` at the latest (None: each read has its deadline), after `silent_patience_s` if all that is left to wait
+        Returns after `timeout_s` at the latest (None: each read has its deadline), after `silent_timeout_s` if all that is left to wait
         for are shards that were known to be silent. The reads go on: they are shared.
         """
         loop = asyncio.get_running_loop()
@@ -229,12 +229,12 @@ class ManifestReads:
             asked[log] = shard.next
         began_s = loop.time()
         if reads:
-            await _ended(reads, patience_s)
+            await _ended(reads, timeout_s)
         if silent:
             for shard in silent.values():
                 shard.waiting += 1
             try:
-                await _ended(silent, None if silent_patience_s is None else max(0.0, silent_patience_s - (loop.time() - began_s)))
+                await _ended(silent, None if silent_timeout_s is None else max(0.0, silent_timeout_s - (loop.time() - began_s)))
             finally:
                 for shard in silent.values():
                     shard.waiting -= 1
@@ -250,7 +250,7 @@ class ManifestReads:
         turns = Turns()
         logs = await turns.each(self._partitions.get, partitions)
         limits = self._limits
-        failed = await self.refresh_each(logs, patience_s=limits.bounds_patience_s, silent_patience_s=limits.silent_patience_s)
+        failed = await self.refresh_each(logs, timeout_s=limits.bounds_timeout_s, silent_timeout_s=limits.silent_timeout_s)
         return await turns.each(lambda log: failed.get(log) or bounds_of(log), logs)
 
     def _shard_of(self, log: PartitionLog) -> _Shard:

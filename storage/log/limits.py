@@ -101,9 +101,9 @@ class LogLimits:
     manifest_read_timeout_s: float = 10.0
     silent_after_s: float = 1.0
     """A shard whose read is unanswered for longer is known to be silent."""
-    bounds_patience_s: float = 3.0
+    bounds_timeout_s: float = 3.0
     """How long `ManifestReads.read` waits for a shard before it answers without it: clients give up a request after 30 s, and ask again."""
-    silent_patience_s: float = 1.0
+    silent_timeout_s: float = 1.0
     """The same for a shard that is known to be silent."""
     waiting_for_silent_max: int = 1_000
     """Callers that may wait for a silent shard; others are refused at once."""

@@ -22,7 +22,7 @@ from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import MetadataStore
 from storage.vocabulary import TopicId
 
-PATIENCE_S: Final = 1.0
+PROOF_WAIT_S: Final = 1.0
 """For which a commit, and those behind it in its queue, wait for proofs. What was read by then is remembered for the next attempt."""
 TIMEOUT_S: Final = 10.0
 AT_ONCE_MAX: Final = 16
@@ -58,7 +58,7 @@ class UnknownProducers:
                 task.add_done_callback(self._looking.discard)
                 asked.append(task)
         if asked:
-            await asyncio.wait(asked, timeout=PATIENCE_S)
+            await asyncio.wait(asked, timeout=PROOF_WAIT_S)
 
     async def _prove(self, commit: Commit, batches: Sequence[Batch], wait_s: float) -> None:
         try:

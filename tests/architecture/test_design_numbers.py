@@ -26,7 +26,7 @@ from storage.limits import (
 from storage.log.decide import PRODUCER_EXPIRATION_MS
 from storage.log.flush import GATHER_S, FlushSettings
 from storage.log.limits import DEFAULT_LIMITS
-from storage.log.unknown_producers import PATIENCE_S as UNKNOWN_PATIENCE_S
+from storage.log.unknown_producers import PROOF_WAIT_S
 from storage.metadata.oxia.following import STREAMS_MAX
 
 PAGES: Final = Path(__file__).parents[2] / "docs/internals/design"
@@ -47,9 +47,9 @@ TOLD: Final = [
     ("commit", f"refusing for {DEFAULT_LIMITS.unknown_producers_wait_s:g} s"),
     ("commit", f"in the last {2 * DEFAULT_LIMITS.unknown_producers_wait_s:g} s: that one comes again"),
     ("commit", f"up to {FORMER_MAX} former topics"),
-    ("commit", f"for {UNKNOWN_PATIENCE_S:g} s at most; where they take longer"),
+    ("commit", f"for {PROOF_WAIT_S:g} s at most; where they take longer"),
     ("reading", f"longer than {DEFAULT_FETCH_LIMITS.grace_s:g} s is *late*"),
-    ("reading", f"waits up to {DEFAULT_FETCH_LIMITS.empty_patience_s:g} s longer"),
+    ("reading", f"waits up to {DEFAULT_FETCH_LIMITS.empty_timeout_s:g} s longer"),
     ("reading", f"Up to {WORDS[DEFAULT_FETCH_LIMITS.reads_at_once]} are read at once"),
     ("reading", f"every {DEFAULT_FETCH_LIMITS.poll_s * 1_000:g} ms"),
     ("reading", f"up to {WORDS[STREAMS_MAX]} nodes of Oxia"),

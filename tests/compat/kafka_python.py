@@ -15,7 +15,7 @@ from kafka.structs import OffsetAndMetadata
 
 from tests.compat.playing import BOOTSTRAP, KAFKA_ERRORS, PREFIX, Player, RefusedError, digest, line, records, until, values_of
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 RECORDS, GROWN, LINE, ONCE, CODECS = (f"{PREFIX}-{name}" for name in ("records", "grown", "line", "once", "codecs"))
 PAIR, RESUME = f"{PREFIX}-pair", f"{PREFIX}-resume"
 
@@ -124,7 +124,7 @@ class Member(threading.Thread):
 
     def leave(self) -> None:
         self._leaving.set()
-        self.join(PATIENCE_S)
+        self.join(TIMEOUT_S)
         if self.error:
             raise self.error
 
@@ -157,7 +157,7 @@ def produce(topic: str, sending: list[dict[str, Any]], **settings: Any) -> list[
         KafkaProducer(bootstrap_servers=BOOTSTRAP, **{"acks": "all", **dialect.producer_settings, **settings})
     ) as producer:
         sent = [producer.send(topic, **record) for record in sending]
-        return [future.get(PATIENCE_S) for future in sent]
+        return [future.get(TIMEOUT_S) for future in sent]
 
 
 @player.step

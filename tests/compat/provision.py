@@ -8,7 +8,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.compat.scenario import FIRST_TIMESTAMP_MS, PARTITIONS, RECORDS
 
-PATIENCE_S: Final = 30.0
+TIMEOUT_S: Final = 30.0
 
 
 def provide(steps: Sequence[str], bootstrap: str, prefix: str) -> None:
@@ -23,7 +23,7 @@ def provide(steps: Sequence[str], bootstrap: str, prefix: str) -> None:
         ]
         admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
         for made in admin.create_topics(topics).values():
-            made.result(PATIENCE_S)
+            made.result(TIMEOUT_S)
     if "produce" in steps:
         producer = Producer({"bootstrap.servers": bootstrap, "log_level": 0})
         for number in range(RECORDS):
@@ -35,5 +35,5 @@ def provide(steps: Sequence[str], bootstrap: str, prefix: str) -> None:
                 timestamp=FIRST_TIMESTAMP_MS + 1_000 * number,
                 headers=[("index", str(number).encode()), ("empty", b"")],
             )
-        left = producer.flush(PATIENCE_S)
+        left = producer.flush(TIMEOUT_S)
         assert left == 0, f"{left} records were not acknowledged"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.compat.recorder import HOST, REQUEST_BYTES_MAX, Recorder, RequestHeaders, recording
 
-PATIENCE_S = 25.0
+TIMEOUT_S = 25.0
 
 
 def request(key: int, version: int, body: bytes = b"") -> bytes:
@@ -67,12 +67,12 @@ def test_no_bytes_confuse_it(data: bytes) -> None:
 def echo() -> Iterator[tuple[str, int]]:
     """A server that sends back what it got and closes when the client has ended."""
     with socket.create_server((HOST, 0)) as server:
-        server.settimeout(PATIENCE_S)
+        server.settimeout(TIMEOUT_S)
         thread = threading.Thread(target=_echo, args=(server,))
         thread.start()
         yield server.getsockname()
         server.shutdown(socket.SHUT_RDWR)
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert not thread.is_alive()
 
 
@@ -83,13 +83,13 @@ def _echo(server: socket.socket) -> None:
         except OSError:  # the fixture has closed it
             return
         with connection:
-            connection.settimeout(PATIENCE_S)
+            connection.settimeout(TIMEOUT_S)
             while data := connection.recv(65_536):
                 connection.sendall(data)
 
 
 def connected(recorder: Recorder) -> socket.socket:
-    return socket.create_connection((HOST, recorder.port), timeout=PATIENCE_S)
+    return socket.create_connection((HOST, recorder.port), timeout=TIMEOUT_S)
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -107,7 +107,7 @@ def test_bytes_pass_unchanged_both_ways_and_pipelined_requests_are_counted(echo:
             sending = threading.Thread(target=_send, args=(connection, stream))
             sending.start()
             back = read_all(connection)
-            sending.join(PATIENCE_S)
+            sending.join(TIMEOUT_S)
 
         assert back == stream
         assert recorder.exercised() == {(18, 3): 1, (0, 9): 2, (1, 12): 1}

@@ -35,15 +35,15 @@ from tests.kit.faulty_metadata import paths_into
 SESSION_TIMEOUT_MS = 6_000
 """A session that a test has not renewed for two seconds, because the machine is busy, is there all the same."""
 OUTLIVED_TIMEOUT_MS = 5_000
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 TURN_S = 0.02
 
 _ids = IdSource(clock=SystemClock())
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Ask again and again until it holds; fail after `PATIENCE_S`."""
-    async with asyncio.timeout(PATIENCE_S):
+    """Ask again and again until it holds; fail after `TIMEOUT_S`."""
+    async with asyncio.timeout(TIMEOUT_S):
         while not await condition():  # noqa: ASYNC110 - what is waited for may be another process
             await asyncio.sleep(TURN_S)
 
@@ -491,7 +491,7 @@ class MetadataStoreContract:
         await session.close()
 
         assert session.is_lost
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await session.wait_lost()
 
     async def test_a_put_with_a_closed_session_fails_alone(self, client: Client) -> None:
@@ -563,7 +563,7 @@ class MetadataStoreContract:
         session = await client.store.open_session(timeout_ms=SESSION_TIMEOUT_MS)
         await self.expire(session)
 
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await session.wait_lost()
         assert session.is_lost
 

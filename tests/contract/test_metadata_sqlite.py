@@ -25,7 +25,7 @@ from storage.metadata.sqlite import file, owners
 from storage.metadata.sqlite.commits import QUEUE_REQUESTS_MAX
 from storage.metadata.sqlite.store import SqliteMetadataStore
 from tests.contract import sqlite_process
-from tests.contract.metadata_contract import PATIENCE_S, SESSION_TIMEOUT_MS, Client, MetadataStoreContract, eventually
+from tests.contract.metadata_contract import SESSION_TIMEOUT_MS, TIMEOUT_S, Client, MetadataStoreContract, eventually
 from tests.kit.faulty_metadata import paths_into
 from tests.kit.stepping_clock import SteppingClock
 
@@ -71,7 +71,7 @@ async def other_process(what: str, path: Path) -> AsyncIterator[asyncio.subproce
 
 async def line_of(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         return (await process.stdout.readline()).decode().strip()
 
 
@@ -293,7 +293,7 @@ async def test_whatever_touches_a_record_of_a_dead_session_finds_it_absent(tmp_p
                 assert await client.delete("brokers/1") is Status.KEY_NOT_FOUND
         with contextlib.closing(sqlite3.connect(tmp_path / "meta.db")) as connection:
             assert connection.execute("SELECT count(*) FROM sessions").fetchone() == (0,)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await session.wait_lost()
 
 
@@ -310,7 +310,7 @@ async def test_a_session_that_cannot_be_renewed_is_lost(tmp_path: Path) -> None:
     async with opened(tmp_path / "meta.db", busy_timeout_s=0.05) as store:
         session = await store.open_session(timeout_ms=SESSION_TIMEOUT_MS)
         with foreign_transaction(tmp_path / "meta.db"):
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 await session.wait_lost()
 
 
@@ -319,7 +319,7 @@ async def test_a_session_that_was_ended_by_another_is_lost(tmp_path: Path) -> No
         session = await store.open_session(timeout_ms=SESSION_TIMEOUT_MS)
         await other._commits.submit(lambda transaction: transaction.end_session(session.session_id))
 
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await session.wait_lost()
 
 
@@ -698,7 +698,7 @@ async def test_an_idle_store_tells_once_that_its_file_is_lost(tmp_path: Path, na
     with structlog.testing.capture_logs() as logged:
         async with opened(tmp_path / "meta.db", on_lost=told.put_nowait) as store:
             lose(tmp_path / name)
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 heard = await told.get()
             await store.write([Put(Client(store, "root").key("a"), b"", None)])
 

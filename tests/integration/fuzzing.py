@@ -23,7 +23,7 @@ CONVERSATION_MAX = 12
 HALVES_MAX = 24
 CREATE_EVERY = 25
 HALF_BYTES_MAX = 4_000_000
-PATIENCE_S = 0.1
+TIMEOUT_S = 0.1
 """With requests that may rightly wait."""
 
 WORDS = (
@@ -157,7 +157,7 @@ class Fuzz:
             cut = chance.randrange(len(data) + 1)
             if client.send_bytes(data[:cut]):
                 client.send_bytes(data[cut:])
-            client.wait_at_most(PATIENCE_S)
+            client.wait_at_most(TIMEOUT_S)
             replies: list[int] = []
             try:
                 self._listen(client, replies)
@@ -187,7 +187,7 @@ class Fuzz:
                 client.sendall(data)
                 if self._chance.random() < 0.5:
                     client.shutdown(socket.SHUT_WR)
-                client.settimeout(PATIENCE_S)
+                client.settimeout(TIMEOUT_S)
                 while piece := client.recv(65_536):
                     received += piece
             except TimeoutError:

@@ -12,7 +12,7 @@ from confluent_kafka.admin import NewTopic
 from broker.groups.state import GroupError
 from tests.integration.client_errors import coordinators, records, topics
 from tests.kit import group_scenes as groups
-from tests.kit.seen_errors import AIOKAFKA, CONFLUENT, FRAME, PARTITIONS, PATIENCE_S, TOPIC, Scene, Seen, admin_of
+from tests.kit.seen_errors import AIOKAFKA, CONFLUENT, FRAME, PARTITIONS, TIMEOUT_S, TOPIC, Scene, Seen, admin_of
 from tests.kit.serving import serving
 
 
@@ -114,7 +114,7 @@ NOT_OF_INPUT: Final = {
 def scene() -> Iterator[Scene]:
     with serving(None, settings={"kafka.auto_create_topics": "false"}) as served:
         admin = admin_of(served)
-        admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(PATIENCE_S)
+        admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(TIMEOUT_S)
         yield Scene(served, admin)
         assert served.metrics()["forebay_unexpected_errors_total"] == 0
 

@@ -20,7 +20,7 @@ from tests.kit.clustering import Cluster, Member, running_cluster
 
 TOPIC = "t"
 PARTITIONS = 4
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 CLOCK = SystemClock()
 IDLE_S = 4.0
 METADATA_REQUESTS = "forebay_metadata_requests_total"
@@ -34,14 +34,14 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 def create_topic(bootstrap: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(PATIENCE_S)
+    admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(TIMEOUT_S)
 
 
 def produce(bootstrap: str, numbers: range) -> None:
     producer = Producer({"bootstrap.servers": bootstrap})
     for number in numbers:
         producer.produce(TOPIC, str(number).encode(), partition=number % PARTITIONS)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(TIMEOUT_S) == 0
 
 
 def ignore(*_: object) -> None:
@@ -74,7 +74,7 @@ def poll_until(
     on_message: Callable[[Message], object],
     on_error: Callable[[KafkaError], object] = ignore,
 ) -> None:
-    deadline_s = CLOCK.monotonic_s() + PATIENCE_S
+    deadline_s = CLOCK.monotonic_s() + TIMEOUT_S
     while not is_done():
         assert CLOCK.monotonic_s() < deadline_s, "not done in time"
         for one in consumers:
@@ -98,7 +98,7 @@ def commit_all(one: Consumer) -> None:
 
 def committed(one: Consumer) -> dict[int, int]:
     partitions = [NativePartition(TOPIC, partition) for partition in range(PARTITIONS)]
-    return {found.partition: found.offset for found in one.committed(partitions, timeout=PATIENCE_S)}
+    return {found.partition: found.offset for found in one.committed(partitions, timeout=TIMEOUT_S)}
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
@@ -137,7 +137,7 @@ async def test_a_member_goes_on_where_the_one_before_it_committed(cluster: Clust
         poll_until([one], lambda: len(first) == 40, lambda message: first.append(message.value()))
         metadata = [NativePartition(TOPIC, partition, 7, "read up to seven") for partition in range(PARTITIONS)]
         one.commit(offsets=metadata, asynchronous=False)
-        assert {found.metadata for found in one.committed(metadata, timeout=PATIENCE_S)} == {"read up to seven"}
+        assert {found.metadata for found in one.committed(metadata, timeout=TIMEOUT_S)} == {"read up to seven"}
         one.close()
         again: list[bytes] = []
         other = consumer(bootstrap)
@@ -165,7 +165,7 @@ async def test_a_static_member_that_restarts_causes_no_rebalance(cluster: Cluste
         assert {(part.topic, part.partition) for part in again.assignment()} == before
         assert not revoked.is_set()
         admin = AdminClient({"bootstrap.servers": bootstrap})
-        described = admin.describe_consumer_groups(["g"])["g"].result(PATIENCE_S)
+        described = admin.describe_consumer_groups(["g"])["g"].result(TIMEOUT_S)
         assert sorted(member.group_instance_id for member in described.members) == ["static-a", "static-b"]
         one.close()
         again.close()
@@ -200,16 +200,16 @@ async def test_administrators_see_reset_and_delete_groups(cluster: Cluster) -> N
         one = consumer(bootstrap)
         poll_until([one], lambda: len(one.assignment()) == PARTITIONS, ignore)
         admin = AdminClient({"bootstrap.servers": bootstrap})
-        assert [(group.group_id, group.state.name) for group in admin.list_consumer_groups().result(PATIENCE_S).valid] == [("g", "STABLE")]
+        assert [(group.group_id, group.state.name) for group in admin.list_consumer_groups().result(TIMEOUT_S).valid] == [("g", "STABLE")]
         with pytest.raises(KafkaException, match="NON_EMPTY_GROUP"):
-            admin.delete_consumer_groups(["g"])["g"].result(PATIENCE_S)
+            admin.delete_consumer_groups(["g"])["g"].result(TIMEOUT_S)
         one.commit(offsets=[NativePartition(TOPIC, 0, 3)], asynchronous=False)
         one.close()
-        assert admin.describe_consumer_groups(["g"])["g"].result(PATIENCE_S).state.name == "EMPTY"
-        admin.delete_consumer_groups(["g"])["g"].result(PATIENCE_S)
-        assert admin.list_consumer_groups().result(PATIENCE_S).valid == []
+        assert admin.describe_consumer_groups(["g"])["g"].result(TIMEOUT_S).state.name == "EMPTY"
+        admin.delete_consumer_groups(["g"])["g"].result(TIMEOUT_S)
+        assert admin.list_consumer_groups().result(TIMEOUT_S).valid == []
         with pytest.raises(KafkaException, match="GROUP_ID_NOT_FOUND"):
-            admin.delete_consumer_groups(["g"])["g"].result(PATIENCE_S)
+            admin.delete_consumer_groups(["g"])["g"].result(TIMEOUT_S)
 
     await asyncio.to_thread(live)
 
@@ -251,7 +251,7 @@ async def test_aiokafka_members_share_commit_and_resume(cluster: Cluster) -> Non
 
     (one, first), (other, second) = await asyncio.gather(started(), started())
     got: list[bytes] = []
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while len(got) < 40 or (first.count, second.count) != (2, 2):
             for member in (one, other):
                 for records in (await member.getmany(timeout_ms=50)).values():
@@ -335,7 +335,7 @@ async def test_members_go_on_without_their_coordinator_and_no_committed_offset_i
         nonlocal count
         await asyncio.to_thread(produce, cluster.bootstrap, range(count, count + 200))
         count += 200
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while sum(len(set(offsets)) for offsets in processed.values()) < count:
                 assert not any(worker.failure for worker in workers)
                 await asyncio.sleep(0.05)

@@ -76,7 +76,7 @@ def test_what_is_refused_of_a_request_is_not_kept_with_what_is_appended(kept_byt
     assert metrics["forebay_request_buffer_bytes"] == 0
 
 
-@pytest.mark.alone  # replies have to add up before the broker's patience with their readers ends
+@pytest.mark.alone  # replies have to add up before the broker's timeout with their readers ends
 @pytest.mark.parametrize("cache", ["tail cache", "stored"])
 def test_consumers_that_stop_reading_cost_what_their_budget_says_and_others_go_on(cache: str) -> None:
     """Each asks for 8 MiB again and again, until the kernel takes no more of it; before replies were counted, each cost up to 12 MiB."""

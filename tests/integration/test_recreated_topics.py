@@ -22,7 +22,7 @@ PARTITIONS = 2
 CYCLES = 8
 ACKED_PER_CYCLE = 40
 """An incarnation is deleted when so many records were acknowledged since it was there."""
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 CREATE, DELETE, METADATA, FETCH = (19, 7), (20, 6), (3, 12), (1, 13)
 GONE = {ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id, ErrorCode.inconsistent_topic_id}
 
@@ -145,7 +145,7 @@ async def recreate(cluster: Cluster, seen: Seen) -> None:
 @pytest.fixture
 async def seen(shared_stores: SharedStores | None) -> Seen:
     found = Seen()
-    async with running_cluster(shared=shared_stores) as cluster, asyncio.timeout(PATIENCE_S):
+    async with running_cluster(shared=shared_stores) as cluster, asyncio.timeout(TIMEOUT_S):
         for _ in range(2):
             await cluster.join()
         async with connected(cluster.members[0]) as client:

@@ -76,7 +76,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def opened(endpoint: str, client: S3ClientName, *, ca_file: str | None = None) -> AsyncIterator[S3ObjectStore]:
     """A store whose probe soon gives up."""
-    async with opened_s3(endpoint, client, ca_file=ca_file, limits=replace(QUICK, probe_patience_s=0.2)) as store:
+    async with opened_s3(endpoint, client, ca_file=ca_file, limits=replace(QUICK, probe_timeout_s=0.2)) as store:
         yield store
 
 

@@ -143,6 +143,6 @@ def test_a_metadata_file_that_takes_no_writes_is_told_until_it_does(tmp_path: Pa
             until(lambda: gauge(broker, WRITE) == 1.0)
         until(lambda: is_ready(broker))
 
-    # SQLite's patience and the probe's are of about the same length.
+    # SQLite's timeout and the probe's are of about the same length.
     assert "database is locked" in named["error"] or "no answer within" in named["error"]
     assert_told_once(broker, WRITE)

@@ -13,7 +13,7 @@ from kio.schema.errors import ErrorCode
 
 from runtime.clock import SystemClock
 from tests.kit.seen_errors import (
-    PATIENCE_S,
+    TIMEOUT_S,
     TOPIC,
     Scene,
     Seen,
@@ -170,7 +170,7 @@ async def deletion_of_offsets_of_a_topic_that_is_read(scene: Scene) -> Seen:
 
 async def until(ask: Callable[[], Any]) -> int:
     """The first error code but NONE."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not (told := await ask()):  # noqa: ASYNC110 - asked as members ask
             await asyncio.sleep(0.01)
         return int(told)
@@ -194,13 +194,13 @@ def _joined_beside(scene: Scene, group: str, second: dict[str, Any], first: dict
         members = [] if first is None else [leaving.enter_context(closing(consumer(scene, group, on_error=errors.append, **first)))]
         for one in members:
             one.subscribe([TOPIC])
-            deadline_s = _clock.monotonic_s() + PATIENCE_S
+            deadline_s = _clock.monotonic_s() + TIMEOUT_S
             while not one.assignment():
                 assert _clock.monotonic_s() < deadline_s
                 one.poll(0.05)
         members.append(leaving.enter_context(closing(consumer(scene, group, on_error=errors.append, **second))))
         members[-1].subscribe([TOPIC])
-        deadline_s = _clock.monotonic_s() + PATIENCE_S
+        deadline_s = _clock.monotonic_s() + TIMEOUT_S
         while not errors:
             assert _clock.monotonic_s() < deadline_s
             for one in members:

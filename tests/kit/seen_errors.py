@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 from tests.kit.raw_client import RawClient
 from tests.kit.serving import Served
 
-PATIENCE_S: Final = 30.0
+TIMEOUT_S: Final = 30.0
 TOPIC: Final = "records"
 PARTITIONS: Final = 2
 CONFLUENT: Final = "confluent-kafka"
@@ -49,7 +49,7 @@ class Scene:
 
     async def admin_told(self, future: Any) -> Seen:
         """What a future of the admin client ends with."""
-        return await asyncio.to_thread(lambda: of_confluent(future.exception(PATIENCE_S).args[0]))
+        return await asyncio.to_thread(lambda: of_confluent(future.exception(TIMEOUT_S).args[0]))
 
 
 def admin_of(served: Served) -> Any:

@@ -241,8 +241,8 @@ class Fetch:
         """Wait for room before the first record is taken. False if none came in time: the answer has no records."""
         if room is None or not gathering.wants_room:
             return True
-        patience_s = max(deadline_s - self._clock.monotonic_s(), self.limits.refresh_patience_s)
-        granted_bytes = await room.to_read(bytes_max, patience_s)
+        timeout_s = max(deadline_s - self._clock.monotonic_s(), self.limits.refresh_timeout_s)
+        granted_bytes = await room.to_read(bytes_max, timeout_s)
         if granted_bytes:
             gathering.open(min(bytes_max, granted_bytes), is_strict=room.is_tasting)
             if room.is_tasting:
@@ -255,7 +255,7 @@ class Fetch:
         by_log = {target.wanted.log: target for target in targets if target.wanted is not None}
         now_s = self._clock.monotonic_s()
         stale = [log for log, target in by_log.items() if needs_refresh(log, target.asked.fetch_offset, now_s)]
-        failed = await self._manifest_reads.refresh_each(stale, patience_s=self.limits.refresh_patience_s, silent_patience_s=0.0)
+        failed = await self._manifest_reads.refresh_each(stale, timeout_s=self.limits.refresh_timeout_s, silent_timeout_s=0.0)
         for target in targets:
             if target.wanted is None or target.wanted.log in failed or (broker_id := near(target.wanted.log.partition)) is None:
                 continue
@@ -317,26 +317,26 @@ class Fetch:
         """Read topics that the cache misses or contradicts, and add them to `found`. Also returns why a topic could not be read."""
         unread: StorageError | None = None
         # Without other partitions to answer there is no hurry.
-        patience_s = self.limits.refresh_patience_s if found.keys() - doubtful.keys() else self.limits.topics_patience_s
+        timeout_s = self.limits.refresh_timeout_s if found.keys() - doubtful.keys() else self.limits.topics_timeout_s
         if missing:
             try:
                 if by_id:
-                    by_topic_id, unread = await self._topics.look_up_ids(map(TopicId, missing), patience_s=patience_s)
+                    by_topic_id, unread = await self._topics.look_up_ids(map(TopicId, missing), timeout_s=timeout_s)
                     found |= {str(topic_id): topic for topic_id, topic in by_topic_id.items()}
                 else:
-                    by_name, unread = await self._topics.look_up(missing, patience_s=patience_s)
+                    by_name, unread = await self._topics.look_up(missing, timeout_s=timeout_s)
                     found |= by_name
             except StorageError as error:
                 unread = error
         if doubtful:
             # A client that is wrong about its partitions takes the topic from nobody else, should this read fail.
             try:
-                async with asyncio.timeout(patience_s):
+                async with asyncio.timeout(timeout_s):
                     newest = await self._topics.lookup_now(doubtful.values())
             except StorageError as error:
                 return found, error
             except TimeoutError:
-                return found, Unavailable(f"topics were not read in time: after_s={patience_s}")
+                return found, Unavailable(f"topics were not read in time: after_s={timeout_s}")
             for name, its_name in doubtful.items():
                 topic = newest.get(its_name)
                 if topic is not None and (not by_id or topic.topic_id == name):

@@ -56,7 +56,7 @@ async def handle(context: Context, request: Request[ListOffsetsRequest]) -> List
         if number % ITEMS_DEFAULT == 0:
             await asyncio.sleep(0)
     located = await read_bounds(context.parts, list(served))
-    answers |= await _answers(context.parts.timestamps, served, located, patience_s=context.parts.limits.search_patience_s)
+    answers |= await _answers(context.parts.timestamps, served, located, timeout_s=context.parts.limits.search_timeout_s)
     return ListOffsetsResponse(throttle_time=as_field(0), topics=tuple(await _respond_all(request.body.topics, answers)))
 
 
@@ -96,7 +96,7 @@ async def _answers(
     served: dict[TopicPartition, ListOffsetsPartition],
     located: dict[TopicPartition, Located | ErrorCode],
     *,
-    patience_s: float,
+    timeout_s: float,
 ) -> dict[TopicPartition, ListOffsetsAnswer]:
     answers: dict[TopicPartition, ListOffsetsAnswer] = {}
     searched: list[tuple[TopicPartition, Located]] = []
@@ -125,7 +125,7 @@ async def _answers(
             answers[asked] = await _search(timestamps, found, served[asked].timestamp)
 
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(patience_s), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
             for _ in range(min(SEARCHES_MAX, len(searched))):
                 group.create_task(search())
     # What was not found in time: what was read for it stays in the cache, so the client's next try begins there.

@@ -80,7 +80,7 @@ class Produce:
         self._recompression = recompression
         self._clock = clock
         self._reads_records = reads_records
-        self._patience_s = limits.produce_topics_patience_s
+        self._timeout_s = limits.produce_topics_timeout_s
         self._rules_kept_max = limits.topic_rules_kept_max
         self._rules: dict[str, tuple[Topic, TopicRules]] = {}
         self._computing: WeakSet[object] = WeakSet()
@@ -143,12 +143,12 @@ class Produce:
 
     async def _look_up_now(self, names: Collection[str]) -> tuple[dict[str, Topic], StorageError | None]:
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._timeout_s):
                 return await self._topics.lookup_now(names), None
         except StorageError as error:
             return {}, error
         except TimeoutError:
-            return {}, Unavailable(f"topics were not read in time: topics={len(names)} after_s={self._patience_s}")
+            return {}, Unavailable(f"topics were not read in time: topics={len(names)} after_s={self._timeout_s}")
 
     def start(
         self,

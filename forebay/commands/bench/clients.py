@@ -80,7 +80,7 @@ class Payloads:
         return taken
 
 
-class BrokerPatience:
+class BrokerTimeout:
     """It ends when nothing that was waited for has come for as long as the connection's timeout."""
 
     def __init__(self, connection: ClusterConnection, clock: Clock) -> None:
@@ -167,7 +167,7 @@ class LoadSender:
     def send(self, records: int, *, per_s: float | None, moved: RecordsMoved) -> "array[float]":
         """Return the latency of each record in seconds when all are acknowledged. Raise `ClientFailed` for one that was not."""
         latencies_s = self._acknowledgements.latencies_s = array("d")
-        patience = BrokerPatience(self._connection, self._clock)
+        timeout = BrokerTimeout(self._connection, self._clock)
         began_s = self._clock.monotonic_s()
         sent = acknowledged = 0
         while acknowledged < records:
@@ -181,9 +181,9 @@ class LoadSender:
                 acknowledged += fresh
                 moved(fresh, fresh * self._record_bytes)
             if fresh or sent == acknowledged:
-                patience.heard()
+                timeout.heard()
             else:
-                patience.check()
+                timeout.check()
             if not handed_over and not fresh:
                 is_early = sent == due < records
                 # The library wakes us for a report; for the next record that is due nobody does.
@@ -290,7 +290,7 @@ def read_records(
     `positions` has the offsets behind what was read.
     """
     reading = Reading()
-    patience = BrokerPatience(connection, clock)
+    timeout = BrokerTimeout(connection, clock)
     partitions = sorted(offsets)
     for number, consumer in enumerate(consumers):
         consumer.assign([TopicPartition(topic, partition, offsets[partition]) for partition in partitions[number :: len(consumers)]])
@@ -306,9 +306,9 @@ def read_records(
             message = consumers[waits % len(consumers)].poll(POLL_S if len(consumers) == 1 else POLL_LEAST_S)
             _take(reading, [] if message is None else [message], positions)
         if reading.records == before:
-            patience.check()
+            timeout.check()
         else:
-            patience.heard()
+            timeout.heard()
             moved(reading.records - before, reading.size_bytes - before_bytes)
     return reading
 
@@ -398,15 +398,15 @@ class WaitingConsumer:
 
 
 class _PassageProgress:
-    """What has come since it was looked at last, for whoever watches, and for those whose patience ends."""
+    """What has come since it was looked at last, for whoever watches, and for those whose timeout ends."""
 
     def __init__(
-        self, arrivals: Arrivals, acknowledgements: Acknowledgements, record_bytes: int, patience: BrokerPatience, moved: RecordsMoved
+        self, arrivals: Arrivals, acknowledgements: Acknowledgements, record_bytes: int, timeout: BrokerTimeout, moved: RecordsMoved
     ) -> None:
         self._arrivals = arrivals
         self._acknowledgements = acknowledgements
         self._record_bytes = record_bytes
-        self._patience = patience
+        self._timeout = timeout
         self._moved = moved
         self._came = self._acknowledged = 0
 
@@ -416,9 +416,9 @@ class _PassageProgress:
         acknowledged = len(self._acknowledgements.latencies_s)
         is_all_there = sent > 0 and self._came == acknowledged == sent
         if fresh or acknowledged > self._acknowledged or is_all_there:
-            self._patience.heard()
+            self._timeout.heard()
         else:
-            self._patience.check()
+            self._timeout.check()
         self._came += fresh
         self._acknowledged = acknowledged
         if fresh:
@@ -456,7 +456,7 @@ class Passage:
         total = len(arrivals.came_s)
         self._introduce()
         progress = _PassageProgress(
-            arrivals, self._acknowledgements, self._record_bytes, BrokerPatience(self._connection, self._clock), moved
+            arrivals, self._acknowledgements, self._record_bytes, BrokerTimeout(self._connection, self._clock), moved
         )
         while not consumer.is_waiting.wait(POLL_S):
             self._check(consumer)
@@ -488,12 +488,12 @@ class Passage:
 
     def _introduce(self) -> None:
         """Send a record without a stamp. A new producer may wait a second for its id, and records that are due would wait with it."""
-        patience = BrokerPatience(self._connection, self._clock)
+        timeout = BrokerTimeout(self._connection, self._clock)
         self._hand_over(bytes(STAMP_BYTES) + self._rests[0])
         while not self._acknowledgements.latencies_s:
             self._producer.poll(POLL_S)
             self._check_acknowledgements()
-            patience.check()
+            timeout.check()
         del self._acknowledgements.latencies_s[:]
 
     def _send(self, number: int) -> None:

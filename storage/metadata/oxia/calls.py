@@ -122,7 +122,7 @@ class CallFailed(Unavailable):
         self.fate = failure.fate
 
 
-class Patience:
+class Backoff:
     """The pauses between the attempts at one request: they double, with chance in them, until the time is over."""
 
     def __init__(self, clock: Clock, chance: random.Random, *, seconds: float) -> None:
@@ -160,8 +160,8 @@ class ShardCalls:
             turn = self._turns[shard] = asyncio.Lock()
         return turn
 
-    def patience(self, seconds: float = DEADLINE_S) -> Patience:
-        return Patience(self.clock, self.chance, seconds=seconds)
+    def backoff(self, seconds: float = DEADLINE_S) -> Backoff:
+        return Backoff(self.clock, self.chance, seconds=seconds)
 
     def ensure_open(self) -> None:
         if self.is_closed:
@@ -169,7 +169,7 @@ class ShardCalls:
 
     async def repeat(self, shard: int, attempt: Callable[[OxiaNode, float], Awaitable[T]], *, within_s: float = DEADLINE_S) -> T:
         """`attempt(node, timeout_s)` against whoever leads `shard`, again while it is worth it. Raise `CallFailed` or `Unavailable`."""
-        patience = self.patience(within_s)
+        backoff = self.backoff(within_s)
         while True:
             self.ensure_open()
             leader = self.assignments.leader_of(shard)
@@ -177,13 +177,13 @@ class ShardCalls:
                 failure = Failure(CallFate.NOT_SENT, f"oxia names no leader of shard {shard}")
             else:
                 try:
-                    return await attempt(self.nodes.at(leader), max(patience.left_s, PAUSE_S_MIN))
+                    return await attempt(self.nodes.at(leader), max(backoff.left_s, PAUSE_S_MIN))
                 except grpc.aio.AioRpcError as error:
                     failure = self.note(shard, error, leader)
                 except (asyncio.CancelledError, grpc.aio.UsageError):
                     self.raise_if_closed_meanwhile()
                     raise
-            await self.pause_after(failure, patience)
+            await self.pause_after(failure, backoff)
 
     def note(self, shard: int, error: grpc.aio.AioRpcError, leader: str) -> Failure:
         """What the error means; a leader that is none is remembered as such."""
@@ -192,9 +192,9 @@ class ShardCalls:
             self.assignments.refuse(shard, leader)
         return failure
 
-    async def pause_after(self, failure: Failure, patience: Patience) -> None:
+    async def pause_after(self, failure: Failure, backoff: Backoff) -> None:
         """Return when it is time for another attempt. Raise `CallFailed` if there shall be none."""
-        pause_s = patience.next_pause_s() if failure.fate in _REPEATABLE else None
+        pause_s = backoff.next_pause_s() if failure.fate in _REPEATABLE else None
         if pause_s is None:
             raise CallFailed(failure)
         await self.assignments.wait_changed(pause_s)

@@ -20,7 +20,7 @@ from storage.metadata.oxia.location import OxiaLocation
 
 STREAMS_MAX: Final = 3
 OPEN_TIMEOUT_S: Final = 10.0
-REFUSED_PATIENCE_S: Final = 3.0
+REFUSED_TIMEOUT_S: Final = 3.0
 """How long nodes that cannot be connected to are given to start, when the store is opened."""
 FIRST_MESSAGE_TIMEOUT_S: Final = 5.0
 CONNECTED_POLL_S: Final = 0.05
@@ -64,7 +64,7 @@ class AssignmentFollower:
         failures = [self._failures[address] for address in self._location.addresses if address in self._failures]
         if len(failures) == len(self._location.addresses) and (
             all(failure.fate in _DEFINITE for failure in failures)
-            or (waited_s > REFUSED_PATIENCE_S and all(failure.fate in (*_DEFINITE, CallFate.NOT_SENT) for failure in failures))
+            or (waited_s > REFUSED_TIMEOUT_S and all(failure.fate in (*_DEFINITE, CallFate.NOT_SENT) for failure in failures))
         ):
             return "; ".join(failure.reason for failure in failures)
         if waited_s > OPEN_TIMEOUT_S:
@@ -128,10 +128,10 @@ class AssignmentFollower:
         return told
 
     async def _is_back(self, address: str) -> bool:
-        patience = self._calls.patience(FIRST_MESSAGE_TIMEOUT_S)
+        backoff = self._calls.backoff(FIRST_MESSAGE_TIMEOUT_S)
         # Asked for, not waited for: gRPC does not forget a watch on a connection that nobody waits for any more.
         while not self._calls.nodes.at(address).is_connected():
-            if patience.left_s <= 0:
+            if backoff.left_s <= 0:
                 return False
             await asyncio.sleep(CONNECTED_POLL_S)
         await asyncio.sleep(SETTLED_S)

@@ -19,7 +19,7 @@ from storage.metadata.hints import Hints
 from storage.metadata.keys import CLUSTER
 from storage.metadata.oxia import wire_pb2 as wire
 from storage.metadata.oxia.assignments import Assignments
-from storage.metadata.oxia.calls import CallFailed, CallFate, Failure, Patience, ShardCalls
+from storage.metadata.oxia.calls import Backoff, CallFailed, CallFate, Failure, ShardCalls
 from storage.metadata.oxia.following import AssignmentFollower, NotificationFollower
 from storage.metadata.oxia.limits import DEFAULT_LIMITS, OxiaLimits
 from storage.metadata.oxia.location import OxiaLocation
@@ -81,7 +81,7 @@ class OxiaReader:
             return
         shard = self._calls.assignments.shard_of(start.partition_key)
         request = wire.RangeScanRequest(shard=shard, start_inclusive=start.path, end_exclusive=end)
-        patience: Patience | None = None
+        backoff: Backoff | None = None
         while True:
             leader = self._calls.assignments.leader_of(shard)
             failure = Failure(CallFate.NOT_SENT, f"oxia names no leader of shard {shard}")
@@ -99,15 +99,15 @@ class OxiaReader:
                             raise
                         if message is None:
                             return
-                        patience = None
+                        backoff = None
                         for record in message.records:
                             # Where another attempt goes on: there is no key between the two.
                             request.start_inclusive = f"{record.key}\x00"
                             yield Record(record.key, record.value, record.version.version_id)
                 finally:
                     call.cancel()
-            patience = patience or self._calls.patience()
-            await self._calls.pause_after(failure, patience)
+            backoff = backoff or self._calls.backoff()
+            await self._calls.pause_after(failure, backoff)
             self._calls.ensure_open()
 
     async def list_paths(self, start: Key, end: str) -> list[str]:

@@ -161,7 +161,7 @@ class Writing:
 
     async def _send(self, shard: int, request: wire.WriteRequest, *, asked_s: float) -> wire.WriteResponse | NotApplied | Unknown:
         calls = self._calls
-        patience = calls.patience(self._timeout_s - (calls.clock.monotonic_s() - asked_s))
+        backoff = calls.backoff(self._timeout_s - (calls.clock.monotonic_s() - asked_s))
         while True:
             leader = calls.assignments.leader_of(shard)
             if leader is None:
@@ -174,7 +174,7 @@ class Writing:
                     failure = calls.note(shard, error, leader)
             match failure.fate:
                 case CallFate.NOT_LEADER | CallFate.NOT_SENT:
-                    pause_s = patience.next_pause_s()
+                    pause_s = backoff.next_pause_s()
                     if pause_s is None:
                         return NotApplied(failure.reason)
                     await calls.assignments.wait_changed(pause_s)

@@ -122,7 +122,7 @@ class S3Limits:
 
     attempt_s: float = 10.0
     """A request has this and the time that its bytes take."""
-    probe_patience_s: float = 10.0
+    probe_timeout_s: float = 10.0
     tries_max: int = 20
     read_tries_max: int = 8
     pause_s_max: float = 3.0

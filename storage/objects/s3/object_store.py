@@ -40,9 +40,9 @@ RETRIES: Final = Metric(
 )
 ATTEMPT_BYTES_PER_S: Final = 4 * MIB
 """A request has `attempt_s` and the time that its bytes take at this rate."""
-PUT_PATIENCE_S: Final = 60.0
-READ_PATIENCE_S: Final = 20.0
-CONTROL_PATIENCE_S: Final = 60.0
+PUT_TIMEOUT_S: Final = 60.0
+READ_TIMEOUT_S: Final = 20.0
+CONTROL_TIMEOUT_S: Final = 60.0
 PART_TRIES_MAX: Final = 3
 READ_BACK_BYTES: Final = 8 * MIB
 DELETE_KEYS_MAX: Final = KEYS_PER_REQUEST
@@ -51,14 +51,14 @@ T = TypeVar("T")
 
 
 class Backoff:
-    """The pauses between the tries of one call, within its patience. The caller's own patience is its cancellation."""
+    """The pauses between the tries of one call, within its timeout. The caller's own timeout is its cancellation."""
 
     def __init__(
         self,
         *,
         clock: Clock,
         chance: random.Random,
-        patience_s: float,
+        timeout_s: float,
         tries_max: int,
         pause_s_max: float,
         signed_with: Credentials | None,
@@ -66,7 +66,7 @@ class Backoff:
         self._pause_s_max = pause_s_max
         self._clock = clock
         self._chance = chance
-        self._deadline_s = clock.monotonic_s() + patience_s
+        self._deadline_s = clock.monotonic_s() + timeout_s
         self._tries_max = tries_max
         self.tries = 1
         self.cause: Exception | None = None
@@ -162,7 +162,7 @@ class S3ObjectStore:
 
     async def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> None:
         check_key(key)
-        await self._put(key, parts, patience_s=PUT_PATIENCE_S)
+        await self._put(key, parts, timeout_s=PUT_TIMEOUT_S)
 
     async def get_range(self, key: str, start: int, end: int) -> Buffer:
         _check_asked(key, start, end)
@@ -246,7 +246,7 @@ class S3ObjectStore:
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         check_key(key)
-        backoff = self._backoff(CONTROL_PATIENCE_S, self._limits.tries_max)
+        backoff = self._backoff(CONTROL_TIMEOUT_S, self._limits.tries_max)
         begun = False
         with self._needing_permission(), self._noting("upload not aborted", key, backoff):
             while True:
@@ -277,10 +277,10 @@ class S3ObjectStore:
         key = f".probe/{self._ids.next_ulid()}"
         body, other = key.encode(), key.encode()[::-1]
         async with diagnosis.of(ProbeStep.PUT):
-            await self._put(key, [body], patience_s=self._limits.probe_patience_s)
+            await self._put(key, [body], timeout_s=self._limits.probe_timeout_s)
         try:
             async with diagnosis.of(ProbeStep.PUT_AGAIN):
-                await self._put(key, [other], patience_s=self._limits.probe_patience_s)
+                await self._put(key, [other], timeout_s=self._limits.probe_timeout_s)
         except AlreadyExists:
             honoured = True
         else:
@@ -311,12 +311,12 @@ class S3ObjectStore:
 
     # Putting
 
-    async def _put(self, key: str, parts: Sequence[Buffer], *, patience_s: float) -> None:
-        backoff = self._backoff(patience_s, self._limits.tries_max)
+    async def _put(self, key: str, parts: Sequence[Buffer], *, timeout_s: float) -> None:
+        backoff = self._backoff(timeout_s, self._limits.tries_max)
         with self._noting("object not stored", key, backoff):
-            await self._put_patiently(key, parts, backoff)
+            await self._put_within(key, parts, backoff)
 
-    async def _put_patiently(self, key: str, parts: Sequence[Buffer], backoff: Backoff) -> None:
+    async def _put_within(self, key: str, parts: Sequence[Buffer], backoff: Backoff) -> None:
         size_bytes = sum(map(len, parts))
         may_be_ours = in_flight = False
         while True:
@@ -412,7 +412,7 @@ class S3ObjectStore:
 
     async def _read(self, op: str, key: str, request: Callable[[], Awaitable[T]], attempt_s: float) -> T:
         """The result of a request that changes nothing, after as many tries as it takes within bounds."""
-        backoff = self._backoff(READ_PATIENCE_S, self._limits.read_tries_max)
+        backoff = self._backoff(READ_TIMEOUT_S, self._limits.read_tries_max)
         with self._noting(f"{op} failed", key, backoff):
             while True:
                 try:
@@ -429,7 +429,7 @@ class S3ObjectStore:
 
     async def _delete(self, names: Sequence[str], *, begun: bool) -> None:
         """`begun`: earlier names of the same call are deleted already, so that a failure is not "nothing happened"."""
-        backoff = self._backoff(CONTROL_PATIENCE_S, self._limits.tries_max)
+        backoff = self._backoff(CONTROL_TIMEOUT_S, self._limits.tries_max)
         while True:
             try:
                 async with backoff.attempt(self._limits.attempt_s):
@@ -450,11 +450,11 @@ class S3ObjectStore:
 
     # Trying again
 
-    def _backoff(self, patience_s: float, tries_max: int) -> Backoff:
+    def _backoff(self, timeout_s: float, tries_max: int) -> Backoff:
         return Backoff(
             clock=self._clock,
             chance=self._chance,
-            patience_s=patience_s,
+            timeout_s=timeout_s,
             tries_max=tries_max,
             pause_s_max=self._limits.pause_s_max,
             signed_with=self._credentials.held,

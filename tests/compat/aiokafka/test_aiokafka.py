@@ -7,7 +7,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from tests.kit.serving import Served, serving
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ async def test_what_is_produced_is_consumed(codec: str | None, idempotent: bool,
         await consumer.seek_to_beginning()
         found = []
         while len(found) < 300:
-            batches = await consumer.getmany(timeout_ms=int(PATIENCE_S * 1_000))
+            batches = await consumer.getmany(timeout_ms=int(TIMEOUT_S * 1_000))
             assert batches, "nothing came"
             found += [record for records in batches.values() for record in records]
         assert [(record.offset, record.value) for record in found] == [(n, f"{n}".encode() * 20) for n in range(300)]

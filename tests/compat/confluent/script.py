@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from tests.compat.playing import BOOTSTRAP, KAFKA_ERRORS, PREFIX, Player, digest, line, records, until, values_of
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 RECORDS, GROWN, LINE, ONCE, CODECS = (f"{PREFIX}-{name}" for name in ("records", "grown", "line", "once", "codecs"))
 PAIR, RESUME = f"{PREFIX}-pair", f"{PREFIX}-resume"
 COMMON = {"bootstrap.servers": BOOTSTRAP}
@@ -38,21 +38,21 @@ admin = AdminClient(COMMON)
 
 
 def create(name: str, partitions: int = 1, config: dict[str, str] | None = None) -> None:
-    admin.create_topics([NewTopic(name, partitions, 1, config=config or {})])[name].result(PATIENCE_S)
+    admin.create_topics([NewTopic(name, partitions, 1, config=config or {})])[name].result(TIMEOUT_S)
 
 
 def partitions_of(name: str) -> int:
-    return len(admin.list_topics(name, timeout=PATIENCE_S).topics[name].partitions)
+    return len(admin.list_topics(name, timeout=TIMEOUT_S).topics[name].partitions)
 
 
 def described(kind: ResourceType, name: str, *wanted: str) -> dict[str, str]:
     (found,) = admin.describe_configs([ConfigResource(kind, name)]).values()
-    entries = found.result(PATIENCE_S)
+    entries = found.result(TIMEOUT_S)
     return {key: entries[key].value for key in wanted or entries}
 
 
 def group_names() -> list[str]:
-    return [group.group_id for group in admin.list_consumer_groups().result(PATIENCE_S).valid]
+    return [group.group_id for group in admin.list_consumer_groups().result(TIMEOUT_S).valid]
 
 
 def consumer_of(group: str = "unused", **settings: object) -> Consumer:
@@ -83,7 +83,7 @@ def produce(topic: str, sending: list[dict[str, object]], **settings: object) ->
     producer = Producer({**COMMON, "acks": "all", **settings})
     for record in sending:
         producer.produce(topic, on_delivery=lambda error, message: delivered.append((error, message)), **record)
-    if producer.flush(PATIENCE_S):
+    if producer.flush(TIMEOUT_S):
         raise TimeoutError("not all records were acknowledged")
     for error, _ in delivered:
         if error:
@@ -93,7 +93,7 @@ def produce(topic: str, sending: list[dict[str, object]], **settings: object) ->
 
 @player.step
 def cluster() -> object:
-    found = admin.describe_cluster().result(PATIENCE_S)
+    found = admin.describe_cluster().result(TIMEOUT_S)
     return {"brokers": len(found.nodes), "controller": found.controller.id in {node.id for node in found.nodes}}
 
 
@@ -101,7 +101,7 @@ def cluster() -> object:
 def create_topic() -> object:
     create(RECORDS, 3, {"retention.ms": "86400000", "max.message.bytes": "200000"})
     until(lambda: partitions_of(RECORDS) == 3, "3 partitions")
-    found = admin.describe_topics(TopicCollection([RECORDS]))[RECORDS].result(PATIENCE_S)
+    found = admin.describe_topics(TopicCollection([RECORDS]))[RECORDS].result(TIMEOUT_S)
     return {"partitions": len(found.partitions)}
 
 
@@ -123,14 +123,14 @@ def create_invalid_config() -> None:
 @player.step
 def create_partitions() -> object:
     create(GROWN)
-    admin.create_partitions([NewPartitions(GROWN, 4)])[GROWN].result(PATIENCE_S)
+    admin.create_partitions([NewPartitions(GROWN, 4)])[GROWN].result(TIMEOUT_S)
     until(lambda: partitions_of(GROWN) == 4, "4 partitions")
     return {"partitions": partitions_of(GROWN)}
 
 
 @player.refused
 def create_fewer_partitions() -> None:
-    admin.create_partitions([NewPartitions(GROWN, 2)])[GROWN].result(PATIENCE_S)
+    admin.create_partitions([NewPartitions(GROWN, 2)])[GROWN].result(TIMEOUT_S)
 
 
 @player.step
@@ -142,14 +142,14 @@ def describe_configs() -> object:
 def alter_configs() -> object:
     entry = ConfigEntry("retention.ms", "3600000", incremental_operation=AlterConfigOpType.SET)
     (altered,) = admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, GROWN, incremental_configs=[entry])]).values()
-    altered.result(PATIENCE_S)
+    altered.result(TIMEOUT_S)
     until(lambda: described(ResourceType.TOPIC, GROWN, "retention.ms") == {"retention.ms": "3600000"}, "the config altered")
     return described(ResourceType.TOPIC, GROWN, "retention.ms")
 
 
 @player.step
 def describe_broker_configs() -> object:
-    broker = next(iter(admin.list_topics(timeout=PATIENCE_S).brokers))
+    broker = next(iter(admin.list_topics(timeout=TIMEOUT_S).brokers))
     return {"described": len(described(ResourceType.BROKER, str(broker))) > 0}
 
 
@@ -187,9 +187,9 @@ def seek() -> object:
     consumer = consumer_of()
     try:
         consumer.assign([TopicPartition(RECORDS, 1, 0)])
-        checked(consumer.poll(PATIENCE_S))
+        checked(consumer.poll(TIMEOUT_S))
         consumer.seek(TopicPartition(RECORDS, 1, 7))
-        found = checked(consumer.poll(PATIENCE_S))
+        found = checked(consumer.poll(TIMEOUT_S))
         return {"offset": found.offset(), "key": found.key().decode()}
     finally:
         consumer.close()
@@ -199,7 +199,7 @@ def seek() -> object:
 def offsets() -> object:
     consumer = consumer_of()
     try:
-        earliest, latest = consumer.get_watermark_offsets(TopicPartition(RECORDS, 0), PATIENCE_S)
+        earliest, latest = consumer.get_watermark_offsets(TopicPartition(RECORDS, 0), TIMEOUT_S)
         return {"earliest": earliest, "latest": latest}
     finally:
         consumer.close()
@@ -209,8 +209,8 @@ def offsets() -> object:
 def offsets_by_time() -> object:
     consumer = consumer_of()
     try:
-        (found,) = consumer.offsets_for_times([TopicPartition(RECORDS, 0, 1_600_000_006_001)], PATIENCE_S)
-        (none,) = consumer.offsets_for_times([TopicPartition(RECORDS, 0, 1_700_000_000_000)], PATIENCE_S)
+        (found,) = consumer.offsets_for_times([TopicPartition(RECORDS, 0, 1_600_000_006_001)], TIMEOUT_S)
+        (none,) = consumer.offsets_for_times([TopicPartition(RECORDS, 0, 1_700_000_000_000)], TIMEOUT_S)
         return {"found": found.offset, "none": none.offset if none.offset >= 0 else None}
     finally:
         consumer.close()
@@ -257,14 +257,14 @@ def commit_and_resume() -> object:
     consumer.subscribe([LINE])
     try:
         for _ in range(10):
-            checked(consumer.poll(PATIENCE_S))
+            checked(consumer.poll(TIMEOUT_S))
         (committed,) = consumer.commit(offsets=[TopicPartition(LINE, 0, 10)], asynchronous=False)
     finally:
         consumer.close()
     resuming = consumer_of(RESUME)
     resuming.subscribe([LINE])
     try:
-        return {"committed": committed.offset, "resumed": checked(resuming.poll(PATIENCE_S)).value().decode()}
+        return {"committed": committed.offset, "resumed": checked(resuming.poll(TIMEOUT_S)).value().decode()}
     finally:
         resuming.close()
 
@@ -275,7 +275,7 @@ def list_groups() -> object:
 
 
 def state_of(group: str) -> str:
-    found = admin.describe_consumer_groups([group])[group].result(PATIENCE_S)
+    found = admin.describe_consumer_groups([group])[group].result(TIMEOUT_S)
     return "".join(word.capitalize() for word in found.state.name.split("_"))
 
 
@@ -292,7 +292,7 @@ def describe_group() -> object:
     member = joined(RESUME)
     try:
         state = state_of(RESUME)
-        (found,) = admin.list_groups(RESUME, PATIENCE_S)
+        (found,) = admin.list_groups(RESUME, TIMEOUT_S)
     finally:
         member.close()
     until(lambda: state_of(RESUME) == "Empty", "the group is empty")
@@ -302,12 +302,12 @@ def describe_group() -> object:
 @player.step
 def list_group_offsets() -> object:
     asked = ConsumerGroupTopicPartitions(RESUME, [TopicPartition(LINE, 0)])
-    found = admin.list_consumer_group_offsets([asked])[RESUME].result(PATIENCE_S)
+    found = admin.list_consumer_group_offsets([asked])[RESUME].result(TIMEOUT_S)
     return {"offset": found.topic_partitions[0].offset}
 
 
 def delete(group: str) -> None:
-    admin.delete_consumer_groups([group])[group].result(PATIENCE_S)
+    admin.delete_consumer_groups([group])[group].result(TIMEOUT_S)
 
 
 @player.refused
@@ -334,10 +334,10 @@ def delete_missing_group() -> None:
 @player.step
 def delete_records() -> object:
     (deleted,) = admin.delete_records([TopicPartition(LINE, 0, 5)]).values()
-    low_watermark = deleted.result(PATIENCE_S).low_watermark
+    low_watermark = deleted.result(TIMEOUT_S).low_watermark
     consumer = consumer_of()
     try:
-        return {"low_watermark": low_watermark, "earliest": consumer.get_watermark_offsets(TopicPartition(LINE, 0), PATIENCE_S)[0]}
+        return {"low_watermark": low_watermark, "earliest": consumer.get_watermark_offsets(TopicPartition(LINE, 0), TIMEOUT_S)[0]}
     finally:
         consumer.close()
 
@@ -353,7 +353,7 @@ def idempotent() -> object:
     produce(ONCE, [{"value": str(number).encode()} for number in range(100)], **{"enable.idempotence": True})
     consumer = consumer_of()
     try:
-        return {"latest": consumer.get_watermark_offsets(TopicPartition(ONCE, 0), PATIENCE_S)[1]}
+        return {"latest": consumer.get_watermark_offsets(TopicPartition(ONCE, 0), TIMEOUT_S)[1]}
     finally:
         consumer.close()
 
@@ -365,20 +365,20 @@ def message_too_large() -> None:
 
 @player.refused
 def missing_topic() -> None:
-    admin.describe_topics(TopicCollection([f"{PREFIX}-nowhere"]))[f"{PREFIX}-nowhere"].result(PATIENCE_S)
+    admin.describe_topics(TopicCollection([f"{PREFIX}-nowhere"]))[f"{PREFIX}-nowhere"].result(TIMEOUT_S)
 
 
 @player.step
 def delete_topic() -> object:
-    admin.delete_topics([GROWN])[GROWN].result(PATIENCE_S)
-    until(lambda: GROWN not in admin.list_topics(timeout=PATIENCE_S).topics, "the topic is gone")
-    return {"listed": GROWN in admin.list_topics(timeout=PATIENCE_S).topics}
+    admin.delete_topics([GROWN])[GROWN].result(TIMEOUT_S)
+    until(lambda: GROWN not in admin.list_topics(timeout=TIMEOUT_S).topics, "the topic is gone")
+    return {"listed": GROWN in admin.list_topics(timeout=TIMEOUT_S).topics}
 
 
 @player.refused
 def delete_missing_topic() -> None:
     name = f"{PREFIX}-nowhere"
-    admin.delete_topics([name])[name].result(PATIENCE_S)
+    admin.delete_topics([name])[name].result(TIMEOUT_S)
 
 
 player.play()

@@ -34,7 +34,7 @@ from confluent_kafka.admin import (
 
 from tests.kit.serving import Served, serving
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 # Parts of the client whose annotations are missing, or narrower than what it takes.
 OFFSETS: Any = OffsetSpec
 ANY_ACL: Any = AclBindingFilter
@@ -53,7 +53,7 @@ def admin(served: Served) -> Any:
 
 def create(admin: Any, name: str, partitions: int = 1, **config: str) -> str:
     configs = {key.replace("_", "."): value for key, value in config.items()}
-    admin.create_topics([NewTopic(name, partitions, 1, config=configs)])[name].result(PATIENCE_S)
+    admin.create_topics([NewTopic(name, partitions, 1, config=configs)])[name].result(TIMEOUT_S)
     return name
 
 
@@ -62,7 +62,7 @@ def produce(served: Served, topic: str, *values: bytes, partition: int = 0, time
     producer = Producer({"log_level": 0, "bootstrap.servers": served.bootstrap, "linger.ms": 0})
     for value in values:
         producer.produce(topic, value, partition=partition, timestamp=timestamp, on_delivery=lambda error, _: errors.append(error))
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(TIMEOUT_S) == 0
     return errors
 
 
@@ -70,26 +70,26 @@ def first_record(served: Served, topic: str, offset: int, **settings: object) ->
     consumer = Consumer({"log_level": 0, "bootstrap.servers": served.bootstrap, "group.id": "unused", **settings})
     consumer.assign([TopicPartition(topic, 0, offset)])
     try:
-        return consumer.poll(PATIENCE_S)
+        return consumer.poll(TIMEOUT_S)
     finally:
         consumer.close()
 
 
 def configs_of(admin: Any, kind: str, name: str) -> dict[str, ConfigEntry]:
     (answer,) = admin.describe_configs([ConfigResource(kind, name)]).values()
-    configs: dict[str, ConfigEntry] = answer.result(PATIENCE_S)
+    configs: dict[str, ConfigEntry] = answer.result(TIMEOUT_S)
     return configs
 
 
 def alter(admin: Any, topic: str, *changes: tuple[str, str | None, AlterConfigOpType]) -> None:
     entries = [ConfigEntry(name, value, incremental_operation=how) for name, value, how in changes]
     (answer,) = admin.incremental_alter_configs([ConfigResource("topic", topic, incremental_configs=entries)]).values()
-    answer.result(PATIENCE_S)
+    answer.result(TIMEOUT_S)
 
 
 def offsets(admin: Any, topic: str, spec: Any, partition: int = 0) -> int:
     (answer,) = admin.list_offsets({TopicPartition(topic, partition): spec}, isolation_level=IsolationLevel.READ_UNCOMMITTED).values()
-    offset: int = answer.result(PATIENCE_S).offset
+    offset: int = answer.result(TIMEOUT_S).offset
     return offset
 
 
@@ -100,14 +100,14 @@ def code_of(caught: pytest.ExceptionInfo[KafkaException]) -> int:
 
 def test_partitions_are_added_and_take_records(served: Served, admin: Any) -> None:
     topic = create(admin, "grown", 2)
-    admin.create_partitions([NewPartitions(topic, 4)])[topic].result(PATIENCE_S)
+    admin.create_partitions([NewPartitions(topic, 4)])[topic].result(TIMEOUT_S)
 
-    assert sorted(admin.list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions) == [0, 1, 2, 3]
+    assert sorted(admin.list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions) == [0, 1, 2, 3]
     assert produce(served, topic, b"new", partition=3) == [None]
     assert offsets(admin, topic, OFFSETS.latest(), 3) == 1
     for count, code in ((4, KafkaError.INVALID_PARTITIONS), (1, KafkaError.INVALID_PARTITIONS)):
         with pytest.raises(KafkaException) as caught:
-            admin.create_partitions([NewPartitions(topic, count)])[topic].result(PATIENCE_S)
+            admin.create_partitions([NewPartitions(topic, count)])[topic].result(TIMEOUT_S)
         assert code_of(caught) == code
 
 
@@ -133,13 +133,13 @@ def test_configs_are_altered_one_by_one_and_described_with_their_sources(admin: 
 def test_configs_are_replaced_as_a_whole(admin: Any) -> None:
     topic = create(admin, "replaced", retention_ms="60000", flush_ms="1")
     (answer,) = admin.alter_configs([ConfigResource("topic", topic, set_config={"flush.ms": "2"})]).values()
-    answer.result(PATIENCE_S)
+    answer.result(TIMEOUT_S)
     configs = configs_of(admin, "topic", topic)
 
     assert (configs["flush.ms"].value, configs["retention.ms"].value) == ("2", "604800000")
     (refused,) = admin.alter_configs([ConfigResource("topic", topic, set_config={"flush.ms": "soon"})]).values()
     with pytest.raises(KafkaException) as caught:
-        refused.result(PATIENCE_S)
+        refused.result(TIMEOUT_S)
     assert code_of(caught) == KafkaError.INVALID_CONFIG
 
 
@@ -192,7 +192,7 @@ def test_a_topic_that_is_not_there_is_not_configured(admin: Any) -> None:
 
 
 def test_the_broker_is_described_and_cannot_be_configured(admin: Any) -> None:
-    (node,) = admin.describe_cluster().result(PATIENCE_S).nodes
+    (node,) = admin.describe_cluster().result(TIMEOUT_S).nodes
     configs = configs_of(admin, "broker", str(node.id))
     entries = [ConfigEntry("num.partitions", "3", incremental_operation=AlterConfigOpType.SET)]
     (answer,) = admin.incremental_alter_configs([ConfigResource("broker", str(node.id), incremental_configs=entries)]).values()
@@ -200,7 +200,7 @@ def test_the_broker_is_described_and_cannot_be_configured(admin: Any) -> None:
     assert {"advertised.listeners", "num.partitions", "log.retention.ms", "message.max.bytes"} <= set(configs)
     assert all(config.is_read_only for config in configs.values())
     with pytest.raises(KafkaException) as caught:
-        answer.result(PATIENCE_S)
+        answer.result(TIMEOUT_S)
     assert code_of(caught) == KafkaError.INVALID_REQUEST
 
 
@@ -209,12 +209,12 @@ def test_deleted_records_are_gone_for_offsets_and_consumers(served: Served, admi
     produce(served, topic, *(str(n).encode() for n in range(10)))
     (deleted,) = admin.delete_records([TopicPartition(topic, 0, 4)]).values()
 
-    assert deleted.result(PATIENCE_S).low_watermark == 4
+    assert deleted.result(TIMEOUT_S).low_watermark == 4
     assert (offsets(admin, topic, OFFSETS.earliest()), offsets(admin, topic, OFFSETS.latest())) == (4, 10)
     message = first_record(served, topic, 0, **{"auto.offset.reset": "earliest"})
     assert (message.offset(), message.value()) == (4, b"4")
     (everything,) = admin.delete_records([TopicPartition(topic, 0, -1)]).values()
-    assert everything.result(PATIENCE_S).low_watermark == 10
+    assert everything.result(TIMEOUT_S).low_watermark == 10
     assert produce(served, topic, b"next") == [None]
     assert first_record(served, topic, 10).value() == b"next"
 
@@ -227,19 +227,19 @@ def test_records_that_are_not_there_or_must_stay_are_not_deleted(admin: Any) -> 
     ):
         (answer,) = admin.delete_records([TopicPartition(name, 0, offset)]).values()
         with pytest.raises(KafkaException) as caught:
-            answer.result(PATIENCE_S)
+            answer.result(TIMEOUT_S)
         assert code_of(caught) == code
 
 
 def test_topics_are_described(admin: Any) -> None:
     topic = create(admin, "described", 3)
     described = admin.describe_topics(TopicCollection([topic, "nobody-made-this"]))
-    found = described[topic].result(PATIENCE_S)
+    found = described[topic].result(TIMEOUT_S)
 
     assert [partition.id for partition in found.partitions] == [0, 1, 2]
     assert all(partition.leader is not None and len(partition.isr) == 1 for partition in found.partitions)
     with pytest.raises(KafkaException) as caught:
-        described["nobody-made-this"].result(PATIENCE_S)
+        described["nobody-made-this"].result(TIMEOUT_S)
     assert code_of(caught) == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
@@ -257,7 +257,7 @@ def test_offsets_are_listed_by_place_and_by_time(served: Served, admin: Any) -> 
 
 def test_no_leader_needs_an_election(admin: Any) -> None:
     topic = create(admin, "unelected")
-    elected = admin.elect_leaders(ElectionType.PREFERRED, [TopicPartition(topic, 0)]).result(PATIENCE_S)
+    elected = admin.elect_leaders(ElectionType.PREFERRED, [TopicPartition(topic, 0)]).result(TIMEOUT_S)
 
     (error,) = elected.values()
     assert error is not None
@@ -268,11 +268,11 @@ def test_without_an_authorizer_there_are_no_acls(admin: Any) -> None:
     everything = ANY_ACL(ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY)
 
     # The answer is SECURITY_DISABLED; librdkafka keeps that to itself.
-    assert admin.describe_acls(everything).result(PATIENCE_S) == []
+    assert admin.describe_acls(everything).result(TIMEOUT_S) == []
 
 
 def test_there_are_no_scram_users(admin: Any) -> None:
-    assert admin.describe_user_scram_credentials().result(PATIENCE_S) == {}
+    assert admin.describe_user_scram_credentials().result(TIMEOUT_S) == {}
     with pytest.raises(KafkaException) as caught:
-        admin.describe_user_scram_credentials(["alice"])["alice"].result(PATIENCE_S)
+        admin.describe_user_scram_credentials(["alice"])["alice"].result(TIMEOUT_S)
     assert code_of(caught) == KafkaError.RESOURCE_NOT_FOUND

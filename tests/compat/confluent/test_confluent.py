@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from tests.kit.serving import Served, serving
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def admin(served: Served) -> AdminClient:
 
 def create(admin: AdminClient, name: str, partitions: int = 1, **config: str) -> str:
     configs = {key.replace("_", "."): value for key, value in config.items()}
-    admin.create_topics([NewTopic(name, partitions, 1, config=configs)])[name].result(PATIENCE_S)
+    admin.create_topics([NewTopic(name, partitions, 1, config=configs)])[name].result(TIMEOUT_S)
     return name
 
 
@@ -37,7 +37,7 @@ def read(served: Served, topic: str, count: int, *, partition: int = 0, offset: 
     consumer = consumer_of(served, **settings)
     consumer.assign([TopicPartition(topic, partition, offset)])
     messages: list[Message] = []
-    give_up = time.monotonic() + PATIENCE_S  # noqa: TID251
+    give_up = time.monotonic() + TIMEOUT_S  # noqa: TID251
     while len(messages) < count and time.monotonic() < give_up:  # noqa: TID251
         for message in consumer.consume(count, 0.5):
             if message.error():
@@ -68,7 +68,7 @@ def test_what_is_produced_is_consumed_whole(served: Served, admin: AdminClient, 
             on_delivery=lambda error, message: offsets.append(-1 if error else message.offset()),
         )
         producer.poll(0)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(TIMEOUT_S) == 0
 
     messages = read(served, topic, 2_000)
     assert offsets == list(range(2_000))
@@ -79,7 +79,7 @@ def test_what_is_produced_is_consumed_whole(served: Served, admin: AdminClient, 
 def test_default_settings_work_as_they_come(served: Served) -> None:
     producer = Producer({"log_level": 0, "bootstrap.servers": served.bootstrap})
     producer.produce("made-by-producing", b"hello")
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(TIMEOUT_S) == 0
 
     assert [m.value() for m in read(served, "made-by-producing", 1)] == [b"hello"]
 
@@ -89,12 +89,12 @@ def test_watermarks_and_offsets_by_time(served: Served, admin: AdminClient) -> N
     producer = Producer({"log_level": 0, "bootstrap.servers": served.bootstrap})
     for n in range(100):
         producer.produce(topic, str(n).encode(), timestamp=1_000 + 10 * n)
-    producer.flush(PATIENCE_S)
+    producer.flush(TIMEOUT_S)
     consumer = consumer_of(served)
 
-    assert consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=PATIENCE_S) == (0, 100)
+    assert consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=TIMEOUT_S) == (0, 100)
     for at_ms, expected in ((0, 0), (1_255, 26), (5_000, -1)):
-        (found,) = consumer.offsets_for_times([TopicPartition(topic, 0, at_ms)], timeout=PATIENCE_S)
+        (found,) = consumer.offsets_for_times([TopicPartition(topic, 0, at_ms)], timeout=TIMEOUT_S)
         assert found.offset == expected
     consumer.close()
 
@@ -104,7 +104,7 @@ def test_reading_begins_inside_a_batch(served: Served, admin: AdminClient) -> No
     producer = Producer({"log_level": 0, "bootstrap.servers": served.bootstrap, "linger.ms": 100})
     for n in range(500):
         producer.produce(topic, str(n).encode())
-    producer.flush(PATIENCE_S)
+    producer.flush(TIMEOUT_S)
 
     messages = read(served, topic, 3, offset=497)
     assert [(m.offset(), m.value()) for m in messages] == [(497, b"497"), (498, b"498"), (499, b"499")]
@@ -117,9 +117,9 @@ def test_a_reader_at_the_end_gets_what_comes(served: Served, admin: AdminClient)
     assert consumer.consume(1, 0.3) == []
     producer = Producer({"log_level": 0, "bootstrap.servers": served.bootstrap})
     producer.produce(topic, b"late")
-    producer.flush(PATIENCE_S)
+    producer.flush(TIMEOUT_S)
 
-    (message,) = consumer.consume(1, PATIENCE_S)
+    (message,) = consumer.consume(1, TIMEOUT_S)
     assert message.value() == b"late"
     consumer.close()
 
@@ -128,7 +128,7 @@ def test_an_offset_out_of_range_resets_as_the_client_is_told(served: Served, adm
     topic = create(admin, "range")
     producer = Producer({"log_level": 0, "bootstrap.servers": served.bootstrap})
     producer.produce(topic, b"only")
-    producer.flush(PATIENCE_S)
+    producer.flush(TIMEOUT_S)
 
     (message,) = read(served, topic, 1, offset=1_000, **{"auto.offset.reset": "earliest"})
     assert message.offset() == 0
@@ -141,7 +141,7 @@ def test_log_append_time_is_the_brokers(served: Served, admin: AdminClient) -> N
     topic = create(admin, "appended", message_timestamp_type="LogAppendTime")
     producer = Producer({"log_level": 0, "bootstrap.servers": served.bootstrap})
     producer.produce(topic, b"x", timestamp=5)
-    producer.flush(PATIENCE_S)
+    producer.flush(TIMEOUT_S)
 
     (message,) = read(served, topic, 1)
     kind, at_ms = message.timestamp()
@@ -155,7 +155,7 @@ def test_a_record_that_is_too_large_is_refused_with_its_error(served: Served, ad
     producer = Producer({"log_level": 0, "bootstrap.servers": served.bootstrap})
     producer.produce(topic, b"x" * 5_000, on_delivery=lambda error, _: errors.append(error))
     producer.produce(topic, b"x" * 500, on_delivery=lambda error, _: errors.append(error))
-    producer.flush(PATIENCE_S)
+    producer.flush(TIMEOUT_S)
 
     assert KafkaError.MSG_SIZE_TOO_LARGE in [error.code() for error in errors if error is not None]
 
@@ -163,16 +163,16 @@ def test_a_record_that_is_too_large_is_refused_with_its_error(served: Served, ad
 def test_topics_are_created_described_and_deleted(served: Served, admin: AdminClient) -> None:
     topic = create(admin, "life", 4, retention_ms="60000")
 
-    described = admin.list_topics(topic, timeout=PATIENCE_S).topics[topic]
+    described = admin.list_topics(topic, timeout=TIMEOUT_S).topics[topic]
     assert sorted(described.partitions) == [0, 1, 2, 3]
-    (configs,) = [f.result(PATIENCE_S) for f in admin.describe_configs([ConfigResource("topic", topic)]).values()]
+    (configs,) = [f.result(TIMEOUT_S) for f in admin.describe_configs([ConfigResource("topic", topic)]).values()]
     assert configs["retention.ms"].value == "60000"
     assert configs["max.message.bytes"].value == "1048588"
     with pytest.raises(KafkaException) as twice:
         create(admin, "life")
     assert twice.value.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
-    admin.delete_topics([topic])[topic].result(PATIENCE_S)
-    assert topic not in admin.list_topics(timeout=PATIENCE_S).topics
+    admin.delete_topics([topic])[topic].result(TIMEOUT_S)
+    assert topic not in admin.list_topics(timeout=TIMEOUT_S).topics
 
 
 def test_a_topic_that_was_deleted_and_made_again_begins_empty_at_zero(served: Served, admin: AdminClient) -> None:
@@ -180,12 +180,12 @@ def test_a_topic_that_was_deleted_and_made_again_begins_empty_at_zero(served: Se
     producer = Producer({"log_level": 0, "bootstrap.servers": served.bootstrap})
     for n in range(10):
         producer.produce(topic, f"old {n}".encode())
-    producer.flush(PATIENCE_S)
-    admin.delete_topics([topic])[topic].result(PATIENCE_S)
+    producer.flush(TIMEOUT_S)
+    admin.delete_topics([topic])[topic].result(TIMEOUT_S)
     create(admin, topic)
     fresh = Producer({"log_level": 0, "bootstrap.servers": served.bootstrap})
     fresh.produce(topic, b"new")
-    fresh.flush(PATIENCE_S)
+    fresh.flush(TIMEOUT_S)
 
     assert [(m.offset(), m.value()) for m in read(served, topic, 1)] == [(0, b"new")]
 
@@ -193,14 +193,14 @@ def test_a_topic_that_was_deleted_and_made_again_begins_empty_at_zero(served: Se
 def test_a_transactional_producer_fails_at_once_and_is_told_why(served: Served) -> None:
     producer = Producer({"log_level": 0, "bootstrap.servers": served.bootstrap, "transactional.id": "t"})
     with pytest.raises(KafkaException, match="transactions are not served") as refused:
-        producer.init_transactions(PATIENCE_S)
+        producer.init_transactions(TIMEOUT_S)
 
     assert refused.value.args[0].fatal()
     assert not refused.value.args[0].retriable()
 
 
 def test_the_operations_on_the_cluster_are_told(admin: AdminClient) -> None:
-    described = admin.describe_cluster(include_authorized_operations=True).result(PATIENCE_S)
+    described = admin.describe_cluster(include_authorized_operations=True).result(TIMEOUT_S)
 
     assert {operation.name for operation in described.authorized_operations} == {
         *("CREATE", "ALTER", "DESCRIBE", "CLUSTER_ACTION", "DESCRIBE_CONFIGS", "ALTER_CONFIGS", "IDEMPOTENT_WRITE")
@@ -212,10 +212,10 @@ def test_records_are_deleted_though_no_time_is_given(served: Served, admin: Admi
     producer = Producer({"log_level": 0, "bootstrap.servers": served.bootstrap})
     for n in range(10):
         producer.produce(topic, f"{n}".encode())
-    producer.flush(PATIENCE_S)
+    producer.flush(TIMEOUT_S)
     asked = TopicPartition(topic, 0, 5)
 
-    assert admin.delete_records([asked], operation_timeout=0)[asked].result(PATIENCE_S).low_watermark == 5
+    assert admin.delete_records([asked], operation_timeout=0)[asked].result(TIMEOUT_S).low_watermark == 5
 
 
 @pytest.mark.parametrize("sent", ["none", "gzip", "snappy", "lz4", "zstd"])
@@ -230,6 +230,6 @@ def test_what_a_topic_keeps_in_its_own_codec_is_consumed_whole_and_in_order(
     values = [b"value %d " % n * 20 for n in range(500)]
     for value in values:
         producer.produce(topic, value)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(TIMEOUT_S) == 0
 
     assert [(m.offset(), m.value()) for m in read(served, topic, len(values))] == list(enumerate(values))

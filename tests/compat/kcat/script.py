@@ -10,7 +10,7 @@ import threading
 
 from tests.compat.playing import BOOTSTRAP, PREFIX, Player, digest, until, values_of
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 RECORDS, LINE, ONCE, CODECS, PAIR = (f"{PREFIX}-{name}" for name in ("records", "line", "once", "codecs", "pair"))
 ERRORS = {
     "Broker: Offset out of range": "OFFSET_OUT_OF_RANGE",
@@ -29,7 +29,7 @@ player = Player(error_name)
 def kcat(*arguments: str, stdin: str = "") -> str:
     """Its output. Raise RuntimeError with what it said of an error."""
     done = subprocess.run(
-        ["kcat", "-b", BOOTSTRAP, *arguments], input=stdin, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        ["kcat", "-b", BOOTSTRAP, *arguments], input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     if done.returncode != 0:
         raise RuntimeError(done.stderr)
@@ -77,9 +77,9 @@ class Member:
     def leave(self) -> None:
         """It commits what it read, and closes."""
         self._process.send_signal(signal.SIGTERM)
-        self._process.wait(PATIENCE_S)
+        self._process.wait(TIMEOUT_S)
         for reader in self._readers:
-            reader.join(PATIENCE_S)
+            reader.join(TIMEOUT_S)
 
 
 @player.step

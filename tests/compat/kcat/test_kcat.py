@@ -10,7 +10,7 @@ import pytest
 
 from tests.kit.serving import Served, serving
 
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def run(kcat: str, served: Served, *arguments: str, stdin: str = "") -> str:
     done = subprocess.run(
-        [kcat, "-b", served.bootstrap, *arguments], input=stdin, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [kcat, "-b", served.bootstrap, *arguments], input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -75,7 +75,7 @@ def test_offsets_by_time(kcat: str, served: Served) -> None:
 def test_an_unknown_topic_without_creation_is_an_error(kcat: str, tmp_path: Path) -> None:
     with serving(tmp_path, settings={"kafka.auto_create_topics": "false"}) as strict:
         done = subprocess.run(
-            [kcat, "-b", strict.bootstrap, "-C", "-t", "nowhere", "-e"], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            [kcat, "-b", strict.bootstrap, "-C", "-t", "nowhere", "-e"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
         assert done.returncode != 0
         assert "Unknown topic or partition" in done.stderr

@@ -25,7 +25,7 @@ _NOWS: Final = frozenset({"log_append_time", "last_timestamp", "log_append_time_
 _SIZES: Final = frozenset({"total_bytes", "usable_bytes"})
 _GROWING: Final = {"DescribeQuorum": frozenset({"log_end_offset", "high_watermark"})}
 """By API: where a log ends to which a controller writes all the time."""
-PATIENCE_S: Final = 30.0
+TIMEOUT_S: Final = 30.0
 ASK_EVERY_S: Final = 0.02
 _NOW_MIN_MS: Final = 1_700_000_100_000
 """Probes write records of earlier times: what is later is a clock."""
@@ -121,11 +121,11 @@ def _order(value: Any) -> tuple[str, ...]:
 
 def until(holds: Callable[[], bool]) -> None:
     """Ask until it holds: what Apache Kafka does after it has answered. Raise TimeoutError."""
-    for _ in range(int(PATIENCE_S / ASK_EVERY_S)):
+    for _ in range(int(TIMEOUT_S / ASK_EVERY_S)):
         if holds():
             return
         time.sleep(ASK_EVERY_S)
-    raise TimeoutError(f"not within {PATIENCE_S:.0f} s")
+    raise TimeoutError(f"not within {TIMEOUT_S:.0f} s")
 
 
 def api_key(name: str) -> int:

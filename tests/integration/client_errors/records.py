@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, Producer
 
 from runtime.clock import SystemClock
 from tests.kit.record_batches import record_batch
-from tests.kit.seen_errors import PATIENCE_S, TOPIC, Scene, Seen, of_aiokafka, of_confluent, of_frame
+from tests.kit.seen_errors import TIMEOUT_S, TOPIC, Scene, Seen, of_aiokafka, of_confluent, of_frame
 
 DAY_MS = 86_400_000
 
@@ -55,7 +55,7 @@ async def offset_past_the_end(scene: Scene) -> Seen:
     try:
         consumer.assign([TopicPartition(TOPIC, 0)])
         consumer.seek(TopicPartition(TOPIC, 0), 1_000_000)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await consumer.getone()
     except OffsetOutOfRangeError as error:
         return of_aiokafka(error.errno)
@@ -88,7 +88,7 @@ def _producing(scene: Scene, value: bytes, **options: Any) -> Seen:
     heard: list[KafkaError | None] = []
     producer = Producer({"bootstrap.servers": scene.bootstrap, "message.max.bytes": 8 << 20, "log_level": 0})
     producer.produce(TOPIC, value, partition=0, on_delivery=lambda error, _: heard.append(error), **options)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(TIMEOUT_S) == 0
     (error,) = heard
     assert error is not None, "it was taken"
     return of_confluent(error)

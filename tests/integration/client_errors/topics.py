@@ -12,7 +12,7 @@ from confluent_kafka import ElectionType, TopicPartition
 from confluent_kafka.admin import NewPartitions, NewTopic
 
 from tests.kit.seen_errors import (
-    PATIENCE_S,
+    TIMEOUT_S,
     TOPIC,
     Scene,
     Seen,
@@ -81,7 +81,7 @@ async def users_that_are_unknown(scene: Scene) -> Seen:
 
 async def election_of_who_leads(scene: Scene) -> Seen:
     partition = TopicPartition(TOPIC, 0)
-    answer = await asyncio.to_thread(scene.admin.elect_leaders(ElectionType.PREFERRED, [partition]).result, PATIENCE_S)
+    answer = await asyncio.to_thread(scene.admin.elect_leaders(ElectionType.PREFERRED, [partition]).result, TIMEOUT_S)
     return of_confluent(answer[partition])
 
 

@@ -14,7 +14,7 @@ from storage.metadata.oxia.location import parse_oxia_url
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.port import Key
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 clock = SystemClock()
 
 
@@ -29,9 +29,9 @@ async def opened(url: str, *, limits: OxiaLimits = DEFAULT_LIMITS) -> AsyncItera
 
 
 async def seconds_until(condition: Callable[[], Awaitable[bool]]) -> float:
-    """How long it took until it held; fail after `PATIENCE_S`."""
+    """How long it took until it held; fail after `TIMEOUT_S`."""
     started_s = clock.monotonic_s()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not await condition():  # noqa: ASYNC110 - what is waited for is another process
             await asyncio.sleep(0.02)
     return clock.monotonic_s() - started_s

@@ -11,7 +11,7 @@ import pytest
 from storage.errors import Unavailable
 from storage.metadata.oxia import wire_pb2 as wire
 from storage.metadata.port import Applied, Delete, Key, OpResult, Put, Status, Unknown, WriteOp
-from tests.integration.oxia.opening import PATIENCE_S, clock, opened, until_connected
+from tests.integration.oxia.opening import TIMEOUT_S, clock, opened, until_connected
 
 SERVICE = "io.streamnative.oxia.proto.OxiaClient"
 KEY = Key("llog/0/meta/control", "topic/0")
@@ -164,7 +164,7 @@ async def test_a_session_whose_opener_gave_up_is_closed_and_not_kept_alive() -> 
         opening.cancel()
         await asyncio.wait([opening])
         node.may_answer.set()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while not node.count("CloseSession"):  # noqa: ASYNC110 - the other side of a connection
                 await asyncio.sleep(0.01)
 

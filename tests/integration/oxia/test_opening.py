@@ -13,7 +13,7 @@ from services.oxia import OxiaServer
 from services.ports import free_port
 from storage.errors import Unavailable
 from storage.metadata.oxia.calls import DEADLINE_S
-from storage.metadata.oxia.following import OPEN_TIMEOUT_S, REFUSED_PATIENCE_S
+from storage.metadata.oxia.following import OPEN_TIMEOUT_S, REFUSED_TIMEOUT_S
 from storage.metadata.oxia.location import parse_oxia_url
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.port import Applied, Key, Put
@@ -67,7 +67,7 @@ async def test_a_namespace_that_does_not_exist_is_named_at_once(oxia_server: Oxi
 
     assert f"oxia://{oxia_server.address}/elsewhere" in reason
     assert "there is no such namespace: create it there or correct metadata.url" in reason
-    assert took_s < REFUSED_PATIENCE_S
+    assert took_s < REFUSED_TIMEOUT_S
 
 
 async def test_a_port_that_nobody_listens_on_is_named_with_the_fix() -> None:
@@ -75,7 +75,7 @@ async def test_a_port_that_nobody_listens_on_is_named_with_the_fix() -> None:
     reason, took_s = await refusal_of(f"oxia://{HOST}:{port}")
 
     assert f"oxia at {HOST}:{port}: connection refused: start Oxia there or correct metadata.url" in reason
-    assert took_s < REFUSED_PATIENCE_S + DEADLINE_S + BUSY_S
+    assert took_s < REFUSED_TIMEOUT_S + DEADLINE_S + BUSY_S
 
 
 async def test_a_name_that_does_not_resolve_is_named() -> None:
@@ -111,7 +111,7 @@ async def test_a_grpc_server_of_something_else_is_not_taken_for_oxia() -> None:
     await server.stop(None)
 
     assert f"oxia at {HOST}:{port}: what listens there does not speak Oxia's protocol: correct metadata.url" in reason
-    assert took_s < REFUSED_PATIENCE_S
+    assert took_s < REFUSED_TIMEOUT_S
 
 
 async def test_one_node_of_several_is_enough(oxia_server: OxiaServer) -> None:

@@ -8,7 +8,8 @@ from services.oxia import OxiaServer, running_oxia
 from storage.metadata.keys import CLUSTER, broker
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.port import ABSENT, Applied, Key, OpResult, Put, Status
-from tests.integration.oxia.opening import PATIENCE_S, on_every_shard, opened, seconds_until
+from tests.integration.oxia.opening import TIMEOUT_S as WITHIN_S
+from tests.integration.oxia.opening import on_every_shard, opened, seconds_until
 from tests.kit.faults.oxia_proxy import oxia_proxy
 
 SHARDS = 4
@@ -56,7 +57,7 @@ async def test_a_session_is_lost_with_the_shards_that_hold_its_records_and_with_
         assert (await store.get_many([broker(1)]))[0] is not None
 
         await proxy.silence(home)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(WITHIN_S):
             await session.wait_lost()
         assert proxy.held[home] > 0
         for shard in range(SHARDS):

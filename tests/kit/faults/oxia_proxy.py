@@ -36,7 +36,7 @@ _SHARD_METADATA: Final = "shard-id"
 STOP_GRACE_S: Final = 0.5
 _UNLIMITED: Final = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _OURS_ALONE: Final = [*_UNLIMITED, ("grpc.so_reuseport", 0)]
-# A server that starts again is found at once; a busy one has ten seconds to take the connection. Tests look at the patience of the client.
+# A server that starts again is found at once; a busy one has ten seconds to take the connection. Tests look at the timeout of the client.
 _RECONNECT_AT_ONCE: Final = [
     *_UNLIMITED,
     ("grpc.use_local_subchannel_pool", 1),

@@ -9,7 +9,7 @@ from broker.groups.group import TIMER_S_MIN, Timer
 from runtime.clock import SystemClock
 
 HOUR_S = 3_600.0
-PATIENCE_S = 25.0
+TIMEOUT_S = 25.0
 
 
 class Due:
@@ -39,7 +39,7 @@ def due() -> Iterator[Due]:
 
 
 async def went_off(due: Due) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not due.went_off_s:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 

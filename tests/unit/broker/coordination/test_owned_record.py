@@ -13,7 +13,7 @@ from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from storage.errors import Fenced, OutcomeUnknown, StorageError
 
-PATIENCE_S = 25.0
+TIMEOUT_S = 25.0
 
 
 class Closed(Exception):
@@ -109,7 +109,7 @@ class Owner:
             name="owned-write",
         )
 
-    async def ask(self, job: Job, *, deadline_s: float = PATIENCE_S) -> object:
+    async def ask(self, job: Job, *, deadline_s: float = TIMEOUT_S) -> object:
         """What it was answered, or why not."""
         try:
             return await self.record.ask(lambda _token: job, deadline_s=deadline_s)
@@ -162,7 +162,7 @@ class Owner:
 @contextlib.asynccontextmanager
 async def owned(*, jobs_max: int = 100, is_quick: bool = False) -> AsyncIterator[Owner]:
     """Whoever asks may go on asking when the nursery is left."""
-    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as clients, Nursery() as nursery:
+    async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as clients, Nursery() as nursery:
         yield Owner(Store(is_quick=is_quick), clients, nursery, jobs_max=jobs_max)
 
 
@@ -240,7 +240,7 @@ async def test_the_token_of_a_question_is_given_to_the_job_that_is_made_of_it_an
 
     async with owned() as owner:
         for _ in range(3):
-            await owner.record.ask(make, deadline_s=PATIENCE_S)
+            await owner.record.ask(make, deadline_s=TIMEOUT_S)
 
     assert len({*tokens, NOBODY}) == 4
 
@@ -338,7 +338,7 @@ async def test_a_mistake_of_ours_takes_the_nursery_down_and_answers_everybody() 
             await asyncio.Event().wait()
 
     asked: list[asyncio.Task[object]] = []
-    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as clients:
+    async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as clients:
         with pytest.raises(ExceptionGroup) as raised:
             await fail(clients)
 
@@ -350,7 +350,7 @@ async def test_a_mistake_of_ours_takes_the_nursery_down_and_answers_everybody() 
 async def test_who_waits_no_longer_takes_nothing_back_and_holds_up_nobody(how: str) -> None:
     async with owned() as owner:
         (written,) = await asking(owner, Put("a"))
-        leaving = owner.clients.create_task(owner.ask(Put("b"), deadline_s=0.0 if how == "late" else PATIENCE_S))
+        leaving = owner.clients.create_task(owner.ask(Put("b"), deadline_s=0.0 if how == "late" else TIMEOUT_S))
         await settled()
         if how == "cancelled":
             leaving.cancel()

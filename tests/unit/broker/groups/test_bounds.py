@@ -16,7 +16,7 @@ from storage.metadata.port import Record
 from storage.vocabulary import PartitionId
 from tests.kit.coordinating import FIRST, TOPIC, Node, committed, join_of, simple, stable, world
 
-PATIENCE_S = 25.0
+TIMEOUT_S = 25.0
 
 
 def heartbeat_of(joined: JoinAnswer) -> Heartbeat:
@@ -143,7 +143,7 @@ async def test_more_jobs_than_may_wait_for_a_write_of_their_group_are_to_come_ag
             except Closed as closed:
                 answered[number] = closed.error
 
-        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as clients:
+        async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as clients:
             for number in range(1, 9):
                 clients.create_task(commit(number))
             await asyncio.sleep(0.01)
@@ -184,7 +184,7 @@ async def test_of_questions_that_come_too_late_for_their_answer_so_many_go_on_an
             return name
 
         for name in ("a", "b", "c", "d"):
-            assert await asking.each(["g"], lambda _place, name=name: act(name), late="late", patience_s=0.01) == ["late"]  # type: ignore[misc]
+            assert await asking.each(["g"], lambda _place, name=name: act(name), late="late", timeout_s=0.01) == ["late"]  # type: ignore[misc]
         await asyncio.sleep(0)
 
         assert ended == ["c", "d"]
@@ -198,7 +198,7 @@ async def test_who_waits_for_other_members_is_told_to_join_again_in_the_end() ->
     async with world(limits=GroupLimits(join_wait_s_max=0.05)) as made:
         node = await made.node(1)
         await stable(node, "g", new_member_id="first", rebalance_timeout_s=days_s)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             second = await node.coordinator.join("g", join_of(new_member_id="second", rebalance_timeout_s=days_s))
 
         assert second.error is GroupError.REBALANCE_IN_PROGRESS
@@ -214,7 +214,7 @@ async def test_groups_whose_turn_has_not_come_when_a_question_has_taken_its_time
             asked.append(place)
             return "here"
 
-        answers = await asking.each([f"g{number}" for number in range(1_000)], act, late="late", patience_s=PATIENCE_S, together_s=0.0)
+        answers = await asking.each([f"g{number}" for number in range(1_000)], act, late="late", timeout_s=TIMEOUT_S, together_s=0.0)
 
         # One of each shard.
         assert len(asked) == 4

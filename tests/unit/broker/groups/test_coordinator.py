@@ -15,7 +15,7 @@ from storage.metadata.port import Key, Record
 from tests.kit.coordinating import FIRST, SECOND, Node, World, committed, join_of, of_member, simple, stable, world
 from tests.kit.faulty_metadata import Fault
 
-PATIENCE_S = 25.0
+TIMEOUT_S = 25.0
 
 
 def group_of(node_id: int, ids: list[int]) -> str:
@@ -30,7 +30,7 @@ async def taken_over(made: World, group: str, old: Node, new: Node) -> None:
     assert claim is not None
     await old.lose_session()
     old.coordinator.slots.stands = lambda _claim: True  # type: ignore[method-assign]
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while True:
             try:
                 await new.coordinator.find(group)
@@ -211,7 +211,7 @@ async def test_a_slot_goes_to_the_broker_that_has_become_its_winner() -> None:
         group = group_of(2, [1, 2])
         await one.coordinator.commit(group, simple({FIRST: committed(4)}))
         two = await made.node(2)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while (await one.coordinator.slots.holders([group]))[group] == 1:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
@@ -317,7 +317,7 @@ async def test_groups_are_listed_whether_they_are_loaded_or_not() -> None:
         two = await made.node(2)
         await one.lose_session()
         one.coordinator.stop()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while len(listed := (await two.coordinator.listed()).groups) < len(names):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
@@ -389,7 +389,7 @@ async def test_who_waits_for_a_write_that_ends_before_it_began_is_answered(monke
 
         monkeypatch.setattr(made.nursery, "spawn", ending)
         with pytest.raises(Closed, match="COORDINATOR_NOT_AVAILABLE"):
-            await loaded.do(ConfirmOwnership(), deadline_s=PATIENCE_S)
+            await loaded.do(ConfirmOwnership(), deadline_s=TIMEOUT_S)
         monkeypatch.undo()
 
         assert not loaded.is_open

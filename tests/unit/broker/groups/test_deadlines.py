@@ -12,7 +12,7 @@ from storage.metadata.port import WriteOp
 from tests.kit.coordinating import FIRST, Node, committed, join_of, of_member, simple, stable, world
 from tests.kit.faulty_metadata import Fault
 
-PATIENCE_S = 25.0
+TIMEOUT_S = 25.0
 SESSION_S = 0.3
 
 
@@ -25,7 +25,7 @@ async def node() -> AsyncIterator[Node]:
 
 
 async def is_in(loaded: LoadedGroup, state: GroupState) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while loaded.group.state is not state:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
@@ -56,7 +56,7 @@ async def test_a_member_whose_session_ends_is_gone_by_then_and_not_before(node: 
 
 async def test_a_rebalance_goes_on_without_those_that_do_not_come(node: Node) -> None:
     await stable(node, "g", rebalance_timeout_s=SESSION_S, session_timeout_s=60.0)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         second = await node.coordinator.join("g", join_of(new_member_id="second", rebalance_timeout_s=SESSION_S, session_timeout_s=60.0))
 
     assert (second.error, second.generation) == (GroupError.NONE, 2)
@@ -68,7 +68,7 @@ async def test_an_id_that_nobody_comes_back_with_is_forgotten(node: Node) -> Non
     loaded = await node.coordinator.find("g")
 
     assert asked.error is GroupError.MEMBER_ID_REQUIRED
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while loaded.group.pending:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
@@ -101,7 +101,7 @@ async def test_groups_without_members_have_no_timer(node: Node) -> None:
     await stable(node, "g0", session_timeout_s=SESSION_S)
     assert loaded[0]._record.timer.is_set
     await is_in(loaded[0], GroupState.EMPTY)
-    await loaded[0].do(ConfirmOwnership(), deadline_s=PATIENCE_S)
+    await loaded[0].do(ConfirmOwnership(), deadline_s=TIMEOUT_S)
     assert not loaded[0]._record.timer.is_set
 
 

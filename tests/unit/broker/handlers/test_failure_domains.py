@@ -118,7 +118,7 @@ async def test_a_fetch_of_both_shards_answers_the_healthy_and_refuses_the_silent
 
 async def test_a_long_poll_over_both_shards_waits_for_records_and_not_in_a_circle_of_errors() -> None:
     """An error ends a wait at once. If a silent shard did, too, its clients would ask again without a pause."""
-    async with two_shards(fetch_limits=FetchLimits(empty_patience_s=0.0), log_limits=LogLimits(silent_after_s=0.01)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(empty_timeout_s=0.0), log_limits=LogLimits(silent_after_s=0.01)) as scene:
         scene.is_down = True
         asked = [(scene.silent[0], 2), (scene.healthy[0], 2)]
         idle, idle_s = await scene.fetch(*asked, max_wait_ms=300)
@@ -144,7 +144,7 @@ async def test_what_is_known_to_be_committed_is_served_while_its_shard_is_silent
 
 
 async def test_offsets_of_both_shards_are_listed_rightly_or_refused() -> None:
-    async with two_shards(log_limits=LogLimits(bounds_patience_s=0.1, silent_patience_s=0.1)) as scene, asyncio.timeout(SOON_S):
+    async with two_shards(log_limits=LogLimits(bounds_timeout_s=0.1, silent_timeout_s=0.1)) as scene, asyncio.timeout(SOON_S):
         scene.is_down = True
         parts: Any = type("BrokerParts", (), {"topics": scene.broker.topics, "bounds": scene.broker.log.parts.manifest_reads})
         located = await read_bounds(parts, [TopicPartition("t", number) for number in range(PARTITIONS)])
@@ -341,7 +341,7 @@ async def test_what_was_read_of_a_partition_is_answered_though_its_next_object_i
 
 
 async def test_what_has_come_of_a_read_is_answered_and_the_next_fetch_goes_on_in_order_behind_it() -> None:
-    async with two_shards(fetch_limits=FetchLimits(empty_patience_s=3 * SOON_S, grace_s=3 * SOON_S)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(empty_timeout_s=3 * SOON_S, grace_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow = scene.healthy[0]
         await scene.other.send(("t", slow, record_batch(b"c")))
@@ -371,14 +371,14 @@ async def test_what_has_come_of_a_read_is_answered_and_the_next_fetch_goes_on_in
 
 
 async def test_a_read_that_another_fetch_began_long_ago_is_late_but_what_it_has_is_taken() -> None:
-    async with two_shards(fetch_limits=FetchLimits(grace_s=0.05, empty_patience_s=3 * SOON_S)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=0.05, empty_timeout_s=3 * SOON_S)) as scene:
         slow, other = scene.healthy[:2]
         bucket = await slow_from_its_second_object_on(scene, slow)
         async with asyncio.timeout(SOON_S):
             alone = await scene.broker.read(asking("t", slow, 0, max_bytes=3 * SIZE))
             for flight in scene.broker.log.parts.reader.flights._flights.values():
                 flight.began_s -= 6 * SOON_S
-            scene.broker.fetch = scene.broker.make_fetch(FetchLimits(grace_s=3 * SOON_S, empty_patience_s=3 * SOON_S))
+            scene.broker.fetch = scene.broker.make_fetch(FetchLimits(grace_s=3 * SOON_S, empty_timeout_s=3 * SOON_S))
             again = await scene.broker.read(asking("t", slow, 0, max_bytes=3 * SIZE), max_wait_ms=LONG_MS)
             both = await scene.broker.read(*[asking("t", number, 0, max_bytes=3 * SIZE) for number in (slow, other)])
         bucket.let_go.set()
@@ -550,7 +550,7 @@ async def test_limits_hold_when_reads_end_in_another_order() -> None:
 
 async def test_no_more_reads_of_a_fetch_are_under_way_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
-    async with two_shards(fetch_limits=FetchLimits(grace_s=0.02, empty_patience_s=0.4, reads_under_way_max=7)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=0.02, empty_timeout_s=0.4, reads_under_way_max=7)) as scene:
         bucket = slow_bucket(scene.broker)
         for number in range(PARTITIONS):
             bucket.slow |= set(await object_keys(scene, number))
@@ -572,7 +572,7 @@ async def test_no_more_reads_of_a_fetch_are_under_way_than_may_be(monkeypatch: p
 
 
 async def test_reads_that_nobody_waits_for_are_bounded_and_leave_nothing_behind() -> None:
-    async with two_shards(fetch_limits=FetchLimits(grace_s=0.01, empty_patience_s=0.02), log_limits=LogLimits(unattended_max=2)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(grace_s=0.01, empty_timeout_s=0.02), log_limits=LogLimits(unattended_max=2)) as scene:
         bucket = slow_bucket(scene.broker)
         for number in range(PARTITIONS):
             bucket.slow |= set(await object_keys(scene, number))
@@ -591,12 +591,12 @@ async def test_reads_that_nobody_waits_for_are_bounded_and_leave_nothing_behind(
 
 
 async def test_a_topic_that_cannot_be_looked_up_is_refused_beside_those_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(fetch_limits=FetchLimits(refresh_patience_s=0.05, topics_patience_s=2 * SOON_S)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(refresh_timeout_s=0.05, topics_timeout_s=2 * SOON_S)) as scene:
         look_up = scene.broker.topics.look_up
 
-        async def silent(names: Any, *, patience_s: float) -> Any:
+        async def silent(names: Any, *, timeout_s: float) -> Any:
             found, _ = await look_up([name for name in names if name != "u"])
-            await asyncio.sleep(patience_s)
+            await asyncio.sleep(timeout_s)
             return found, Unavailable("no answer")
 
         monkeypatch.setattr(scene.broker.topics, "look_up", silent)
@@ -609,7 +609,7 @@ async def test_a_topic_that_cannot_be_looked_up_is_refused_beside_those_that_are
 
 async def test_a_commit_of_its_own_does_not_stand_in_for_the_read_that_was_asked_for() -> None:
     """Promise 5: that commit may be older than what others have acknowledged before the request came."""
-    async with two_shards(fetch_limits=FetchLimits(empty_patience_s=0.2), log_limits=LogLimits(silent_after_s=0.05)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(empty_timeout_s=0.2), log_limits=LogLimits(silent_after_s=0.05)) as scene:
         partition = scene.silent[0]
         log = scene.broker.log_of(scene.topic, partition)
         await scene.broker.log.parts.manifest_reads.refresh([log])

@@ -36,7 +36,7 @@ class Scene:
 
 @contextlib.asynccontextmanager
 async def scene() -> AsyncIterator[Scene]:
-    async with cluster(shards=SHARDS, group_limits=GroupLimits(silent_after_s=0.05, question_patience_s=0.2)) as broker:
+    async with cluster(shards=SHARDS, group_limits=GroupLimits(silent_after_s=0.05, question_timeout_s=0.2)) as broker:
         catalog = broker.metadata.shard_of(keys.ROOT)
         shard = (catalog + 1) % SHARDS
         made = Scene(broker, shard, [], [])

@@ -28,7 +28,7 @@ from tests.unit.broker.handlers.logged import Node, Stores, asking, node, offset
 
 SOON_S = 25.0
 UNKNOWN = uuid.UUID(int=7)
-FORGETFUL = CatalogLimits(topics_cache_age_s=0.0, topics_patience_s=0.05, topics_stale_patience_s=0.05, topics_silent_patience_s=0.05)
+FORGETFUL = CatalogLimits(topics_cache_age_s=0.0, topics_timeout_s=0.05, topics_stale_timeout_s=0.05, topics_silent_timeout_s=0.05)
 """A topic is too old in the cache at once, and nobody waits for long."""
 
 
@@ -124,7 +124,7 @@ async def test_a_topic_that_is_gone_takes_no_other_topic_of_its_request_with_it(
 async def test_a_client_that_names_a_partition_that_is_not_there_takes_the_topic_from_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it was added meanwhile cannot be told: the answer is one that clients repeat."""
     parts: Any
-    async with scene(monkeypatch, fetch_limits=FetchLimits(refresh_patience_s=0.05, topics_patience_s=0.05)) as made:
+    async with scene(monkeypatch, fetch_limits=FetchLimits(refresh_timeout_s=0.05, topics_timeout_s=0.05)) as made:
         lookup_now = made.broker.topics.lookup_now
 
         async def within_its_deadline(names: Any) -> Any:
@@ -152,7 +152,7 @@ async def test_a_client_that_names_a_partition_that_is_not_there_takes_the_topic
 
 
 async def test_an_append_beside_one_for_a_partition_that_is_not_there_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    request_limits, catalog_limits = BrokerLimits(produce_topics_patience_s=0.05), replace(FORGETFUL, topics_cache_age_s=1_000.0)
+    request_limits, catalog_limits = BrokerLimits(produce_topics_timeout_s=0.05), replace(FORGETFUL, topics_cache_age_s=1_000.0)
     async with scene(monkeypatch, request_limits=request_limits, catalog_limits=catalog_limits) as made:
         made.is_silent = True
         results = await made.send(("t", 0, record_batch(b"a")), ("t", 1, record_batch(b"b")))

@@ -231,8 +231,8 @@ async def test_five_in_flight_keep_their_order_whichever_of_them_must_wait_for_a
         assert [result[0].base_offset for result in results] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("patience_s", [30.0, -1.0], ids=["taken", "late"])
-async def test_a_long_line_leaves_in_turns_of_the_loop_and_in_order(patience_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("timeout_s", [30.0, -1.0], ids=["taken", "late"])
+async def test_a_long_line_leaves_in_turns_of_the_loop_and_in_order(timeout_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, turns, left_in = Gate(), 0, list[int]()
 
     async def count() -> None:
@@ -241,7 +241,7 @@ async def test_a_long_line_leaves_in_turns_of_the_loop_and_in_order(patience_s: 
             turns += 1
             await asyncio.sleep(0)
 
-    limits = BrokerLimits(recompression_wait_s_max=patience_s)
+    limits = BrokerLimits(recompression_wait_s_max=timeout_s)
     async with node(is_deaf=True, reads_records=True, blocking=gate, request_limits=limits) as broker, asyncio.TaskGroup() as tasks:
         await broker.create("t")
         leave = broker.produce._leave_line
@@ -255,7 +255,7 @@ async def test_a_long_line_leaves_in_turns_of_the_loop_and_in_order(patience_s: 
         counting.cancel()
 
         assert max(Counter(left_in).values()) <= LEAVING_MAX
-        if patience_s > 0:
+        if timeout_s > 0:
             assert [result[0].base_offset for result in results] == list(range(len(answers)))
         else:
             assert {code for result in results for code in codes(result)} == {ErrorCode.request_timed_out}

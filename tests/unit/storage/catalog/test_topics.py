@@ -786,7 +786,7 @@ async def test_a_store_that_does_not_answer_is_reported_to_every_asker() -> None
 async def test_whoever_asks_past_the_cache_is_refused_in_time_when_the_store_is_silent() -> None:
     """A request that waits keeps those behind it on its connection waiting, and clients give it up."""
     metadata = FaultyMetadata()
-    topics = open_topics(metadata, limits=CatalogLimits(topics_patience_s=0.05))
+    topics = open_topics(metadata, limits=CatalogLimits(topics_timeout_s=0.05))
     await create(topics)
     metadata.muted.add(metadata.shard_of(keys.ROOT))
 

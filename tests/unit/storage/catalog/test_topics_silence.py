@@ -17,7 +17,7 @@ from storage.vocabulary import TopicId
 from tests.kit.faulty_metadata import FaultyMetadata, ManualClock, no_jitter
 
 SOON_S = 25.0
-IMPATIENT = CatalogLimits(topics_patience_s=0.05, topics_stale_patience_s=0.05, topics_silent_patience_s=0.05)
+IMPATIENT = CatalogLimits(topics_timeout_s=0.05, topics_stale_timeout_s=0.05, topics_silent_timeout_s=0.05)
 CACHE_AGE_S = IMPATIENT.topics_cache_age_s
 UNKNOWN_ID = TopicId("0b6c1a9e-6d5c-4b7e-8a55-00000000000f")
 

@@ -139,7 +139,7 @@ async def test_a_silent_shard_holds_up_no_read_of_another() -> None:
 
 
 async def test_each_partition_of_one_question_is_answered_by_its_own_shard() -> None:
-    limits = LogLimits(bounds_patience_s=0.05)
+    limits = LogLimits(bounds_timeout_s=0.05)
     async with two_shards(limits=limits) as (_, reads, silent, healthy), asyncio.timeout(SOON_S):
         refused, found = await reads.read([silent.partition, healthy.partition])
 
@@ -149,7 +149,7 @@ async def test_each_partition_of_one_question_is_answered_by_its_own_shard() -> 
 
 
 async def test_a_shard_that_is_known_to_be_silent_is_waited_for_shortly_and_by_few() -> None:
-    limits = LogLimits(silent_after_s=0.0, silent_patience_s=0.05, bounds_patience_s=60.0, waiting_for_silent_max=1)
+    limits = LogLimits(silent_after_s=0.0, silent_timeout_s=0.05, bounds_timeout_s=60.0, waiting_for_silent_max=1)
     async with two_shards(limits=limits) as (store, reads, silent, _), asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
         first = group.create_task(reads.refresh([silent]))
         await asyncio.sleep(0.01)

@@ -192,7 +192,7 @@ async def test_a_partition_gone_between_two_reads_is_not_invented() -> None:
 
 
 async def test_a_search_that_takes_too_long_is_refused_alone() -> None:
-    async with cluster(limits=BrokerLimits(search_patience_s=0.05)) as broker:
+    async with cluster(limits=BrokerLimits(search_timeout_s=0.05)) as broker:
         topic = await broker.create("t", partition_count=3)
         for partition in range(3):
             set_bounds(broker, topic, partition, 0, 9)

@@ -7,13 +7,13 @@ from storage.objects.s3.object_store import PAUSE_FIRST_S, Backoff
 PAUSE_S_MAX = 3.0
 
 
-def pauses(*, patience_s: float, tries_max: int, seed: int = 1) -> list[float]:
+def pauses(*, timeout_s: float, tries_max: int, seed: int = 1) -> list[float]:
     async def main() -> list[float]:
         clock = VirtualClock(asyncio.get_running_loop())
         backoff = Backoff(
             clock=clock,
             chance=random.Random(seed),
-            patience_s=patience_s,
+            timeout_s=timeout_s,
             tries_max=tries_max,
             pause_s_max=PAUSE_S_MAX,
             signed_with=None,
@@ -30,17 +30,17 @@ def pauses(*, patience_s: float, tries_max: int, seed: int = 1) -> list[float]:
 
 
 def test_pauses_grow_and_are_bounded_and_so_is_their_number() -> None:
-    found = pauses(patience_s=1_000, tries_max=20)
+    found = pauses(timeout_s=1_000, tries_max=20)
 
     assert len(found) == 19
     assert all(pause_s <= min(PAUSE_S_MAX, PAUSE_FIRST_S * 2 ** (number + 1)) + 1e-6 for number, pause_s in enumerate(found))
     assert max(found) > PAUSE_S_MAX / 2
 
 
-def test_patience_ends_before_a_pause_that_would_outlast_it() -> None:
+def test_the_timeout_ends_before_a_pause_that_would_outlast_it() -> None:
     for seed in range(50):
-        assert sum(pauses(patience_s=2.0, tries_max=1_000, seed=seed)) < 2.0
+        assert sum(pauses(timeout_s=2.0, tries_max=1_000, seed=seed)) < 2.0
 
 
 def test_callers_who_were_refused_together_come_back_apart() -> None:
-    assert len({round(pauses(patience_s=10, tries_max=2, seed=seed)[0], 6) for seed in range(20)}) == 20
+    assert len({round(pauses(timeout_s=10, tries_max=2, seed=seed)[0], 6) for seed in range(20)}) == 20

@@ -100,7 +100,7 @@ async def test_a_server_that_is_not_there_is_named(client: S3ClientName) -> None
 async def test_a_server_that_never_answers_is_named(server: ScriptedS3, client: S3ClientName) -> None:
     server.answer("PUT", Reply(raw=b"HTTP/1.1 200 OK\r\nContent-Le"), times=1_000)
 
-    async with opened(server.endpoint, client, prefix="root", limits=replace(QUICK, probe_patience_s=0.4)) as store:
+    async with opened(server.endpoint, client, prefix="root", limits=replace(QUICK, probe_timeout_s=0.4)) as store:
         assert "gave no answer" in await failure(store)
 
 
