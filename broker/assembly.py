@@ -18,7 +18,7 @@ from broker.audit import open_audit_log
 from broker.cluster.leadership import Leadership, leadership_of
 from broker.cluster.liveness import Peers
 from broker.cluster.ownership import Slots
-from broker.cluster.registration import Leaving, RegisteredLife
+from broker.cluster.registration import BrokerLifecycle, Leaving
 from broker.cluster.roles import OwnRoles, PreferredReplicas
 from broker.delayed_fetch import TRUSTED_POLL_S, Waiters
 from broker.dispatch import Dispatch
@@ -99,7 +99,7 @@ class Broker:
     def __init__(
         self,
         *,
-        life: RegisteredLife,
+        lifecycle: BrokerLifecycle,
         cluster_id: str,
         listeners: tuple[Listener, ...],
         readiness: Readiness,
@@ -127,12 +127,12 @@ class Broker:
         self._appender = appender
         self._groups = groups
         self._waiters = waiters
-        self._life = life
+        self._lifecycle = lifecycle
         self._is_closed = False
 
     @property
     def broker_id(self) -> int:
-        return self._life.broker_id
+        return self._lifecycle.broker_id
 
     async def drain(self, *, drain_s: float) -> None:
         """Leave the cluster, serve on while clients leave (at most for `drain_s`), answer what was received, commit what was taken.
@@ -158,7 +158,7 @@ class Broker:
                     await leave()
         except TimeoutError:
             log.warning("http_consumers_not_left", after_s=LEAVE_GROUPS_S)
-        await self._life.end()
+        await self._lifecycle.end()
         self._groups.stop()
         await self._server.see_off(drain_s=drain_s)
         self._waiters.stop()
@@ -176,7 +176,7 @@ class Broker:
         if not self._is_closed:
             self._is_closed = True
             await self._server.drain(drain_s=0.0)
-            await self._life.end()
+            await self._lifecycle.end()
 
 
 @contextlib.asynccontextmanager
@@ -223,7 +223,7 @@ async def open_broker(
             endpoints += (of_http,)
         if settings.storage.zone_cache:
             endpoints += (Endpoint(BLOCKS_LISTENER, *http_address_for_clients(settings.http)),)
-        life = RegisteredLife(
+        lifecycle = BrokerLifecycle(
             directory,
             listeners=endpoints,
             rack=settings.broker.rack,
@@ -233,9 +233,9 @@ async def open_broker(
             roles=(own_roles := frozenset(map(Role, settings.broker.roles))),
             on_change=readiness.note_registration,
         )
-        epoch = await _begun(life)
+        epoch = await _begun(lifecycle)
         roles = OwnRoles(own_roles, brokers=directory, telemetry=telemetry)
-        announce("broker registered", {"broker_id": life.broker_id, "epoch": epoch.current, "cluster_id": cluster})
+        announce("broker registered", {"broker_id": lifecycle.broker_id, "epoch": epoch.current, "cluster_id": cluster})
 
         zone: ZoneCache | None = None
         if settings.storage.zone_cache:
@@ -258,7 +258,7 @@ async def open_broker(
         )
         send = await closing.enter_async_context(sending_traces(settings.tracing.endpoint, version=forebay_version(), telemetry=telemetry))
         nursery = await closing.enter_async_context(Nursery())
-        nursery.spawn(life.stay(), name="stay-registered")
+        nursery.spawn(lifecycle.stay(), name="stay-registered")
         nursery.spawn(directory.follow_level(), name="follow-format-level")
         nursery.spawn(directory.watch(), name="brokers-watch")
         if not roles.is_whole:
@@ -351,7 +351,7 @@ async def open_broker(
         nursery.spawn(group_lag.run(), name="group-lag")
         audit = None
         if settings.log.audit is not None:
-            opening = open_audit_log(settings.log.audit, broker_id=lambda: life.broker_id, telemetry=telemetry, clock=clock)
+            opening = open_audit_log(settings.log.audit, broker_id=lambda: lifecycle.broker_id, telemetry=telemetry, clock=clock)
             audit = closing.enter_context(opening)
         handled = BrokerParts(
             cluster_id=cluster,
@@ -423,8 +423,8 @@ async def open_broker(
         nursery.spawn(server.close_idle(), name="close-idle")
         nursery.spawn(server.collect_garbage(), name="collect-garbage")
         probes = Probes(
-            metadata=MetadataProbe(opened.metadata, broker_id=lambda: life.broker_id),
-            objects=ObjectProbe(opened.objects, outcomes=outcomes, broker_id=lambda: life.broker_id),
+            metadata=MetadataProbe(opened.metadata, broker_id=lambda: lifecycle.broker_id),
+            objects=ObjectProbe(opened.objects, outcomes=outcomes, broker_id=lambda: lifecycle.broker_id),
             outcomes=outcomes,
             clock=clock,
         )
@@ -434,9 +434,9 @@ async def open_broker(
         nursery.spawn(store_watch.run(), name="store-watch")
         marks: CommitMarks | None = None
         if versions is not None:
-            marks = CommitMarks(opened.objects, commits=versions.commits, broker_id=lambda: life.broker_id, ids=ids, clock=clock)
+            marks = CommitMarks(opened.objects, commits=versions.commits, broker_id=lambda: lifecycle.broker_id, ids=ids, clock=clock)
             nursery.spawn(marks.run(), name="commit-marks")
-        if timed := _timed(opened, settings, clock, broker_id=lambda: life.broker_id):
+        if timed := _timed(opened, settings, clock, broker_id=lambda: lifecycle.broker_id):
             nursery.spawn(StoreClocks(timed, telemetry=telemetry).run(), name="store-clocks")
         if folders := folders_of(settings):
             looking = ThreadBlocking(threads=1, name="disk-space")
@@ -445,7 +445,7 @@ async def open_broker(
         readiness.note_listening()
         announce("kafka listening", {"listeners": ", ".join(map(str, bound)), "advertised": ", ".join(map(str, endpoints))})
         broker = Broker(
-            life=life,
+            lifecycle=lifecycle,
             cluster_id=cluster,
             listeners=bound,
             readiness=readiness,
@@ -585,9 +585,9 @@ def _http_endpoint(settings: Settings) -> Endpoint | None:
     return Endpoint(HTTP_LISTENER, *address)
 
 
-async def _begun(life: RegisteredLife) -> BrokerEpoch:
+async def _begun(lifecycle: BrokerLifecycle) -> BrokerEpoch:
     try:
-        return await life.begin()
+        return await lifecycle.begin()
     except AlreadyExists as error:
         raise StartError(str(error), exit_code=EXIT_FAILED) from error
     except IncompatibleFormat as error:

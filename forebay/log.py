@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import structlog
 
-from broker.cluster.registration import RegisteredLife
+from broker.cluster.registration import BrokerLifecycle
 from broker.delayed_fetch import TRUSTED_POLL_S, Waiters, needs_refresh
 from broker.handling.validation import Refused, TopicRules, check, check_records, rules_of
 from compactor.assembly import open_compactor, policy_of
@@ -617,13 +617,13 @@ async def _open(settings: Settings, mode: Mode, closing: contextlib.AsyncExitSta
         cluster = await identify_cluster(stores, settings, ids, clock, accept_new_store=False)
         cluster_id = cluster.cluster_id
         await check_age(stores, settings, ids, clock, accept_older=False)
-        life = RegisteredLife(
+        lifecycle = BrokerLifecycle(
             directory, listeners=(), rack=None, version=forebay_version(), fixed_id=None, telemetry=telemetry, roles={Role.PRODUCE}
         )
-        epoch = await life.begin()
-        closing.push_async_callback(life.end)
+        epoch = await lifecycle.begin()
+        closing.push_async_callback(lifecycle.end)
         await closing.enter_async_context(nursery)
-        nursery.spawn(life.stay(), name="stay-registered")
+        nursery.spawn(lifecycle.stay(), name="stay-registered")
         nursery.spawn(directory.follow_level(), name="follow-format-level")
         nursery.spawn(StoreWatch(stores, settings, cluster, on_lost=lambda _store, cause: refuse(cause)).run(), name="store-watch")
         if stores.versions is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 from kio.schema.errors import ErrorCode
 
 from broker.cluster.leadership import leadership_of
-from broker.cluster.registration import RegisteredLife
+from broker.cluster.registration import BrokerLifecycle
 from broker.cluster.roles import OwnRoles
 from broker.delayed_fetch import TRUSTED_POLL_S, Waiters
 from broker.handlers.log.fetch import Fetch
@@ -242,9 +242,9 @@ class SimBroker:
         fixed_id = self._broker_id if self._ground.has_fixed_ids else None
         while True:
             await self._gate.wait()
-            directory, life = self._new_life(fixed_id)
+            directory, lifecycle = self._new_lifecycle(fixed_id)
             try:
-                epoch = await life.begin()
+                epoch = await lifecycle.begin()
                 break
             except StorageError as error:
                 # Its process ends, and is started again by whoever looks after it.
@@ -279,7 +279,7 @@ class SimBroker:
             former=topics.former,
             limits=self._ground.log_limits,
         )
-        marks = CommitMarks(self._objects, commits=self._watched.commits, broker_id=lambda: life.broker_id, ids=ids, clock=clock)
+        marks = CommitMarks(self._objects, commits=self._watched.commits, broker_id=lambda: lifecycle.broker_id, ids=ids, clock=clock)
         nursery.spawn(self._mark(marks), name="commit-marks")
         waiters = Waiters(
             metadata=self._watched,
@@ -328,17 +328,17 @@ class SimBroker:
         self._serving = Serving(nursery, parts, produce, fetch, responses, telemetry)
         self.is_up = True
         self._believes_registered = lambda: epoch.current if epoch.is_registered(epoch.current) else None
-        self._ground.history.trace(self.name, "up", f"id={life.broker_id} epoch={epoch.current}")
-        await life.stay()
+        self._ground.history.trace(self.name, "up", f"id={lifecycle.broker_id} epoch={epoch.current}")
+        await lifecycle.stay()
 
     async def _mark(self, marks: CommitMarks) -> None:
         while True:
             await asyncio.sleep(self._chance.expovariate(1 / MARKED_EVERY_S))
             await marks.put()
 
-    def _new_life(self, fixed_id: int | None) -> tuple[BrokerDirectory, RegisteredLife]:
+    def _new_lifecycle(self, fixed_id: int | None) -> tuple[BrokerDirectory, BrokerLifecycle]:
         directory = BrokerDirectory(self._watched, clock=self.clock, session_timeout_ms=SESSION_TIMEOUT_MS, entropy=self._chance.randbytes)
-        return directory, RegisteredLife(
+        return directory, BrokerLifecycle(
             directory,
             listeners=[Endpoint(LISTENER, f"broker-{self._broker_id}", 9092)],
             rack=None,

@@ -38,7 +38,7 @@ def _ignore(_lost: str | None) -> None:
     pass
 
 
-class RegisteredLife:
+class BrokerLifecycle:
     """`begin` once, then `stay` as a task, then `end`."""
 
     def __init__(

@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from broker.cluster.registration import RegisteredLife
+from broker.cluster.registration import BrokerLifecycle
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
@@ -27,8 +27,8 @@ async def test_the_living_are_told_from_the_dead_and_the_level_is_raised(tmp_pat
             for port in (1, 2):
                 directory = BrokerDirectory(metadata, clock=clock, level_max=2)
                 here = [Endpoint("P", "h", port)]
-                life = RegisteredLife(directory, listeners=here, rack=None, version="x", fixed_id=None, telemetry=Telemetry())
-                lives.append((life, await life.begin()))
+                lifecycle = BrokerLifecycle(directory, listeners=here, rack=None, version="x", fixed_id=None, telemetry=Telemetry())
+                lives.append((lifecycle, await lifecycle.begin()))
             (first, one), (second, two) = lives
             both = await one.live()
             early = await raise_level(metadata, 2, level_max=2)

@@ -1,4 +1,4 @@
-"""The registered life, and that an epoch counts as registered only while its record is certainly there."""
+"""The lifecycle of a broker, and that an epoch counts as registered only while its record is certainly there."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from structlog.testing import capture_logs
 
-from broker.cluster.registration import RegisteredLife
+from broker.cluster.registration import BrokerLifecycle
 from broker.limits import BrokerLimits
 from runtime.clock import SystemClock
 from runtime.supervision import Nursery
@@ -49,7 +49,7 @@ class SlowClose:
 class Living:
     metadata: DeposedMetadata
     directory: BrokerDirectory
-    life: RegisteredLife
+    lifecycle: BrokerLifecycle
     telemetry: Telemetry
     heard: "asyncio.Queue[str | None]" = field(default_factory=lambda: asyncio.Queue(maxsize=100))
 
@@ -85,7 +85,7 @@ async def living(fixed_id: int | None = None, *, pause_s: float = 0.01) -> Async
     directory = BrokerDirectory(metadata, clock=SystemClock())
     heard: asyncio.Queue[str | None] = asyncio.Queue(maxsize=100)
     telemetry = Telemetry()
-    life = RegisteredLife(
+    lifecycle = BrokerLifecycle(
         directory,
         listeners=HERE,
         rack="a",
@@ -95,27 +95,27 @@ async def living(fixed_id: int | None = None, *, pause_s: float = 0.01) -> Async
         on_change=heard.put_nowait,
         limits=BrokerLimits(register_pause_s=pause_s),
     )
-    yield Living(metadata, directory, life, telemetry, heard)
-    await life.end()
+    yield Living(metadata, directory, lifecycle, telemetry, heard)
+    await lifecycle.end()
     await metadata.close()
 
 
 @contextlib.asynccontextmanager
 async def staying(living: Living) -> AsyncIterator[BrokerEpoch]:
-    epoch = await living.life.begin()
+    epoch = await living.lifecycle.begin()
     assert await living.hear() is None
     async with Nursery() as nursery:
-        nursery.spawn(living.life.stay(), name="stay")
+        nursery.spawn(living.lifecycle.stay(), name="stay")
         yield epoch
 
 
 async def test_the_epoch_is_that_of_the_registration_and_knows_the_others() -> None:
     async with living() as broker:
         other = await broker.rival(1)
-        epoch = await broker.life.begin()
+        epoch = await broker.lifecycle.begin()
         record = await broker.record(2)
 
-        assert broker.life.broker_id == 2
+        assert broker.lifecycle.broker_id == 2
         assert record is not None
         assert epoch.current == record.version
         assert epoch.is_registered(epoch.current)
@@ -127,7 +127,7 @@ async def test_an_id_that_is_taken_at_the_start_is_told() -> None:
         await broker.rival(3)
 
         with pytest.raises(AlreadyExists):
-            await broker.life.begin()
+            await broker.lifecycle.begin()
 
 
 async def test_a_lost_registration_is_told_and_made_again_under_the_same_id_with_a_greater_epoch() -> None:
@@ -153,7 +153,7 @@ async def test_it_is_made_again_as_often_as_it_is_lost() -> None:
             epochs.append(epoch.current)
 
         assert epochs == sorted(set(epochs))
-        assert broker.life.broker_id == 1
+        assert broker.lifecycle.broker_id == 1
         assert broker.telemetry.registry.get_sample_value("forebay_sessions_lost_total") == 5
 
 
@@ -184,7 +184,7 @@ async def test_a_given_id_that_somebody_took_is_waited_for() -> None:
             pass
 
         assert "taken by the live broker at PLAINTEXT://elsewhere:9092" in str(heard[-1])
-        assert broker.life.broker_id == 3
+        assert broker.lifecycle.broker_id == 3
 
 
 async def test_an_assigned_id_that_somebody_took_is_replaced() -> None:
@@ -194,13 +194,13 @@ async def test_an_assigned_id_that_somebody_took_is_replaced() -> None:
         while await broker.hear() is not None:
             pass
 
-        assert broker.life.broker_id == 2
+        assert broker.lifecycle.broker_id == 2
 
 
 async def test_the_end_takes_the_record_away_and_nothing_brings_it_back() -> None:
     async with living() as broker, staying(broker) as epoch:
-        await broker.life.end()
-        await broker.life.end()
+        await broker.lifecycle.end()
+        await broker.lifecycle.end()
         await asyncio.sleep(0.03)
 
         assert await broker.record(1) is None
@@ -219,7 +219,7 @@ async def test_an_end_while_the_registration_is_being_made_again_is_one_all_the_
         broker.metadata.before_write = hold
         await broker.lose_session()
         await reached.wait()
-        await broker.life.end()
+        await broker.lifecycle.end()
         broker.metadata.before_write = None
         go_on.set()
         await asyncio.sleep(0.05)
@@ -233,7 +233,7 @@ async def test_a_begin_that_fails_leaves_nothing_behind() -> None:
         broker.metadata.all_faults = Fault.REFUSED
 
         with pytest.raises(Unavailable):
-            await broker.life.begin()
+            await broker.lifecycle.begin()
         assert broker.heard.empty()
 
 
@@ -366,7 +366,7 @@ async def test_a_sentinel_whose_reply_is_lost_is_one_and_none_stays_behind() -> 
 
 async def test_a_broker_without_a_registration_calls_nobody_dead() -> None:
     async with living() as broker:
-        epoch = await broker.life.begin()
+        epoch = await broker.lifecycle.begin()
         believed_lost(broker.directory)
 
         with pytest.raises(Unavailable, match="not registered"):
@@ -376,7 +376,7 @@ async def test_a_broker_without_a_registration_calls_nobody_dead() -> None:
 
 async def test_sentinels_are_no_brokers() -> None:
     async with living() as broker:
-        await broker.life.begin()
+        await broker.lifecycle.begin()
         session = broker.directory.session
         assert session is not None
         sentinel = Put(keys.broker_sentinel(session.session_id, 99), b"{}", None, session=session.session_id)
