@@ -58,7 +58,7 @@ from storage.objects.port import ObjectStore
 from storage.recordbatch import NO_TIMESTAMP
 from storage.vocabulary import ObjectId, PartitionId
 
-CARRIED_SHARE: Final = 4
+INLINE_SHARE: Final = 4
 """A fourth of the memory for segments is the bound of what the entries of a round carry: they hold it until the round is over."""
 
 
@@ -234,8 +234,8 @@ class Compaction:
         were read: another compaction is faster, or retention.
         """
         entries: list[Entry] = []
-        filled_bytes = carried_bytes = 0
-        carried_bytes_max = max(self._limits.inline_bytes_read_max, self._policy.inline_bytes_due)
+        filled_bytes = inlined_bytes = 0
+        inlined_bytes_max = max(self._limits.inline_bytes_read_max, self._policy.inline_bytes_due)
         try:
             begin = max(manifest.compaction_cursor, manifest.log_start)
             found = uncompacted_pages(self._records.metadata, keys, manifest, begin, limits=self._log_limits)
@@ -243,11 +243,11 @@ class Compaction:
                 async for page in pages:
                     entries += page
                     filled_bytes += sum([entry.size_bytes for entry in page])
-                    carried_bytes += inline_bytes(page)
+                    inlined_bytes += inline_bytes(page)
                     if (
                         filled_bytes >= self._policy.segment_bytes
                         or len(entries) >= self._limits.segment_entries_max
-                        or carried_bytes >= carried_bytes_max
+                        or inlined_bytes >= inlined_bytes_max
                     ):
                         break
         except EntriesMoved:
@@ -448,9 +448,9 @@ class Round:
 
     async def _begin(self, partitions: Iterator[PartitionId]) -> Sequence[CompactionTask]:
         policy, tasks = self._policy, list[CompactionTask]()
-        slice_bytes = entries = carried_bytes = 0
-        carried_bytes_max = policy.segment_bytes_max // CARRIED_SHARE
-        while slice_bytes < policy.slice_bytes_max and entries < policy.entries_max and carried_bytes < carried_bytes_max:
+        slice_bytes = entries = inlined_bytes = 0
+        inlined_bytes_max = policy.segment_bytes_max // INLINE_SHARE
+        while slice_bytes < policy.slice_bytes_max and entries < policy.entries_max and inlined_bytes < inlined_bytes_max:
             taken = list(itertools.islice(partitions, self._limits.begun_together_max))
             if not taken:
                 break
@@ -461,7 +461,7 @@ class Round:
                     continue
                 slice_bytes += task.size_bytes
                 entries += len(task.entries)
-                carried_bytes += inline_bytes(task.entries)
+                inlined_bytes += inline_bytes(task.entries)
                 if tasks and (slice_bytes > policy.slice_bytes_max or entries > policy.entries_max):
                     await self._compaction.give_up(task)
                     self._report.left.append(task.partition)

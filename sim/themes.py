@@ -37,7 +37,7 @@ def small_log(limits: LogLimits) -> LogLimits:
         pending_entries_max=3,
         inline_pending_bytes_max=350,
         quiet_bytes_min=300,
-        carried_at_once_max=1,
+        inline_commits_at_once_max=1,
         larger_commit_bytes_max=400,
         larger_commit_every_s=0.3,
         larger_commits_per_s=2.0,

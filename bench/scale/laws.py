@@ -50,7 +50,7 @@ def flow(shape: Shape, settings: ScaleSettings) -> Flow:
     lone_per_s = 0.0
     if load.batch_bytes <= settings.inline_bytes:
         lone_per_s = min(batches_per_s, settings.inline_commits_per_s)
-        if (batches_per_s - lone_per_s) * settings.flush_interval_s <= DEFAULT_LIMITS.carried_at_once_max:
+        if (batches_per_s - lone_per_s) * settings.flush_interval_s <= DEFAULT_LIMITS.inline_commits_at_once_max:
             lone_per_s = batches_per_s  # what exceeds the budget waits for a flush, which stores no object
     gathered_per_s = batches_per_s - lone_per_s
     if not gathered_per_s:

@@ -80,7 +80,7 @@ class Batch:
     position: int = field(default=-1)
     """Where it lies in its WAL object, once sealed."""
     is_settled: bool = False
-    carried: bytes = b""
+    inline_data: bytes = b""
     """Its bytes, in a commit that carries them: each attempt does, also when the batch has been answered."""
 
     @property

@@ -151,7 +151,7 @@ def enter(commit: Commit) -> None:
     commit.in_flight.add(commit)
 
 
-def carry(commit: Commit, count: int) -> None:
+def carry_over(commit: Commit, count: int) -> None:
     """Leave the batches from the `count`-th on to a commit of their own, right behind this one."""
     assert 0 < count < len(commit.batches)
     batches = commit.batches[count:]
@@ -214,7 +214,7 @@ def join(commit: Commit, batch: Batch) -> None:
     """Add a batch to an inline commit that has not begun."""
     assert commit.is_inline, f"its batches lie in an object: {commit.log.partition}"
     assert not commit.has_begun, f"begun: {commit.log.partition}"
-    batch.carried = bytes(batch.view)
+    batch.inline_data = bytes(batch.view)
     commit.batches.append(batch)
     commit.in_flight.grow(commit, batch.size_bytes)
 
@@ -523,7 +523,7 @@ class Committer:
         if manifest.revoked_floor and not commit.is_inline and commit.object_id <= manifest.revoked_floor:
             return CommitStep.UPLOAD_AGAIN
         if len(commit.batches) > 1 and (count := fitting(manifest, commit.batches, self._limits)) < len(commit.batches):
-            carry(commit, count)  # not of one that may have been applied: the version is the one at which it fitted
+            carry_over(commit, count)  # not of one that may have been applied: the version is the one at which it fitted
         commit.begin(self._epoch)
         dead = self._dead_writers.of(manifest)
         waiting = producers.waiting
@@ -584,7 +584,7 @@ class Committer:
         elif commit.unknown is not None:
             pass  # neither cut nor refused for certain: it may have been applied
         elif len(commit.batches) > 1:
-            carry(commit, len(commit.batches) // 2)
+            carry_over(commit, len(commit.batches) // 2)
         else:
             note_full(commit.log.commit_queue, self._clock.monotonic_s())
             facts = f"partition={commit.log.partition} bytes={size_bytes} max={bytes_max}"

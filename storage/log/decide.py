@@ -62,7 +62,7 @@ class CandidateBatch(Protocol):
     @property
     def size_bytes(self) -> int: ...
     @property
-    def carried(self) -> bytes: ...
+    def inline_data(self) -> bytes: ...
 
 
 class Outcome(Enum):
@@ -147,7 +147,7 @@ def decide(
     expired_before_ms = now_ms - expiration_ms
     verdicts: list[Verdict] = []
     spans: list[tuple[int, int]] = []
-    carried: list[bytes] = []
+    inlined: list[bytes] = []
     span_end = -1
     appended_bytes = 0
     has_unknown = False
@@ -175,8 +175,8 @@ def decide(
         verdicts.append(Verdict(Outcome.APPENDED, next_offset))
         size_bytes = claim.size_bytes
         if is_inline:
-            assert len(claim.carried) == size_bytes, "the bytes of an inline batch stay until its commit has ended"
-            carried.append(claim.carried)
+            assert len(claim.inline_data) == size_bytes, "the bytes of an inline batch stay until its commit has ended"
+            inlined.append(claim.inline_data)
         elif claim.position != span_end:
             spans.append((claim.position, size_bytes))
         else:
@@ -213,7 +213,7 @@ def decide(
         else manifest.writers.copy()
     )
     writers[writer.epoch] = WriterEntry(writer.commit_seq, writer.attempt)
-    batches = b"".join(carried) if is_inline else tuple(spans)
+    batches = b"".join(inlined) if is_inline else tuple(spans)
     entry = Entry(base, next_offset - 1, object_id, batches, max_timestamp, log_max_timestamp)
     is_full = len(manifest.pending) >= limits.pending_entries_max or (
         is_inline and inline_bytes(manifest.pending) + appended_bytes > limits.inline_pending_bytes_max

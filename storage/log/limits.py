@@ -38,7 +38,7 @@ class LogLimits:
     overdue_check_s: float = 1.0
     quiet_bytes_min: int = 512 * KIB
     """What is gathered when nothing has arrived for QUIET_S is worth a PUT."""
-    carried_at_once_max: int = 32
+    inline_commits_at_once_max: int = 32
     """Commits that carry batches, of those that begin in one turn of the loop, and of those of one flush. For more partitions one object
     costs less: what a manifest carries is written again by each commit until it leaves."""
     larger_commit_bytes_max: int = INLINE_BYTES_MAX

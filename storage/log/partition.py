@@ -400,7 +400,7 @@ class InFlight:
         return len(self._commits)
 
     def overdue(self, now_s: float) -> Iterator["Commit"]:
-        """The commits past their deadline, except a carried one, which is found once the commits sealed before it was carried have gone."""
+        """The commits past their deadline, except an inline one, which is found once the commits sealed before it have gone."""
         for commit in tuple(self._commits):
             if commit.deadline_s > now_s:
                 return

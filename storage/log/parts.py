@@ -12,12 +12,12 @@ from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.cache.blocks import BlockCache
 from storage.formats.levels import LEVEL_FIRST, LEVEL_OF_INLINE
-from storage.log.carried import Carried
 from storage.log.commit import Committer
 from storage.log.decide import PRODUCER_EXPIRATION_MS
 from storage.log.flush import NO_INLINE, FlushSettings, InlineSettings
 from storage.log.fresh_reads import Doubt, ManifestReads
 from storage.log.index import EntryIndex
+from storage.log.inline_backlog import InlineBacklog
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.page_store import ProducerReads
 from storage.log.partition import BrokerEpoch, Partitions, TailCache
@@ -113,7 +113,7 @@ def open_log(
         committer=committer,
         sealer=sealer,
         uploader=uploader,
-        carried=Carried(
+        inline_backlog=InlineBacklog(
             bytes_max=inline.uncompacted_bytes_max,
             partitions=partitions,
             manifest_reads=manifest_reads,

@@ -27,7 +27,6 @@ from runtime.telemetry import Children, Metric, Telemetry
 from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, StorageError, Unavailable
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.log.batch import Batch
-from storage.log.carried import Carried
 from storage.log.commit import Committer, after_lost, enter, join, note_larger
 from storage.log.flush import (
     CommitBudget,
@@ -42,6 +41,7 @@ from storage.log.flush import (
     joined,
     why_gathered,
 )
+from storage.log.inline_backlog import InlineBacklog
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import BrokerEpoch, Commit, InFlight, PartitionLog
 from storage.log.tracing import Tracing
@@ -231,7 +231,7 @@ class Appender:
         committer: Committer,
         sealer: "Sealer",
         uploader: Uploader,
-        carried: Carried,
+        inline_backlog: InlineBacklog,
         clock: Clock,
         nursery: Nursery,
         telemetry: Telemetry,
@@ -240,7 +240,7 @@ class Appender:
     ) -> None:
         """`may_write_inline`: whether every broker can read inline entries by now. `tracing` hears of flushes."""
         self._limits = limits
-        self._carried_at_once_max = limits.carried_at_once_max
+        self._inline_commits_at_once_max = limits.inline_commits_at_once_max
         self._commit_timeout_s = limits.commit_timeout_s
         self._overdue_check_s = limits.overdue_check_s
         self._quiet_bytes_min = limits.quiet_bytes_min
@@ -250,8 +250,8 @@ class Appender:
         self._may_write_inline = may_write_inline
         self._budget = CommitBudget(inline.commits_per_s)
         self._larger_budget = CommitBudget(limits.larger_commits_per_s, kept_max=limits.larger_commits_kept_max)
-        self._carried = carried
-        self._carrying: list[Commit] = []
+        self._inline_backlog = inline_backlog
+        self._inline_commits: list[Commit] = []
         self._begun_in_turn = 0
         self._committer = committer
         self.losses = committer.losses
@@ -277,7 +277,7 @@ class Appender:
         self._flush_bytes = telemetry.counter(FLUSH_BYTES)
         seconds = telemetry.histogram(FLUSH_SECONDS)
         self._stage_s = Children[str, Histogram](seconds.labels)
-        self._inline_commits, self._inline_bytes = telemetry.counter(INLINE_COMMITS), telemetry.counter(INLINE_BYTES)
+        self._inline_commits_total, self._inline_bytes = telemetry.counter(INLINE_COMMITS), telemetry.counter(INLINE_BYTES)
         not_inlined = telemetry.counter(NOT_INLINED)
         self._not_inlined = Children[NotInlined, Counter](lambda reason: not_inlined.labels(reason.value))
         telemetry.gauge(FLUSH_INTERVAL).set(settings.interval_s)
@@ -297,7 +297,7 @@ class Appender:
             batch.settle(after_lost())
             return
         if self._inline.bytes_max:
-            reason = self._carry(log, batch, together)
+            reason = self._commit_inline(log, batch, together)
             if reason is None:
                 return
             self._not_inlined[reason].inc()
@@ -310,10 +310,10 @@ class Appender:
             self._arm()
         self._arm_quiet()
 
-    def _carry(self, log: PartitionLog, batch: Batch, together: int) -> NotInlined | None:
+    def _commit_inline(self, log: PartitionLog, batch: Batch, together: int) -> NotInlined | None:
         """Let a commit carry the batch, or say why it has to be gathered."""
         queue = log.commit_queue
-        if together > self._carried_at_once_max:
+        if together > self._inline_commits_at_once_max:
             return NotInlined.MANY  # the first of them in commits and the rest in an object would cost both
         last = joined(queue, batch, self._inline, self._limits)
         now_s = self._clock.monotonic_s()
@@ -322,9 +322,9 @@ class Appender:
             return reason
         if self._is_stopped or not self._may_write_inline():
             return NotInlined.OFF
-        if self._carried.is_full:
+        if self._inline_backlog.is_full:
             return NotInlined.UNCOMPACTED
-        if last is None and self._begun_in_turn >= self._carried_at_once_max:
+        if last is None and self._begun_in_turn >= self._inline_commits_at_once_max:
             return NotInlined.MANY
         is_larger = becomes_larger(batch, last, self._inline)
         if (is_larger and not self._larger_budget.take(now_s)) or (last is None and not self._budget.take(now_s)):
@@ -334,29 +334,29 @@ class Appender:
         if last is not None:
             join(last, batch)
             self._inline_bytes.inc(batch.size_bytes)
-            self._carried.add(log, batch.size_bytes)
+            self._inline_backlog.add(log, batch.size_bytes)
             return None
-        self._begin_carrying([self._sealer.carry(log, [batch], deadline_s=now_s + self._commit_timeout_s)])
+        self._begin_inline([self._sealer.seal_inline(log, [batch], deadline_s=now_s + self._commit_timeout_s)])
         return None
 
-    def _begin_carrying(self, commits: list[Commit]) -> None:
+    def _begin_inline(self, commits: list[Commit]) -> None:
         """Together with what else arrives in this turn of the loop, and in the next ones while they bring more; a lone one at once."""
-        self._inline_commits.inc(len(commits))
+        self._inline_commits_total.inc(len(commits))
         self._inline_bytes.inc(sum([commit.size_bytes for commit in commits]))
         for commit in commits:
-            self._carried.add(commit.log, commit.size_bytes)
-        if not self._carrying:
+            self._inline_backlog.add(commit.log, commit.size_bytes)
+        if not self._inline_commits:
             is_lone = len(self._in_flight) == len(commits) == 1
-            asyncio.get_running_loop().call_soon(self._run_carrying, int(is_lone), TURNS_MAX)
-        self._carrying += commits
+            asyncio.get_running_loop().call_soon(self._run_inline, int(is_lone), TURNS_MAX)
+        self._inline_commits += commits
         self._begun_in_turn += len(commits)
 
-    def _run_carrying(self, count_before: int, turns_left: int) -> None:
+    def _run_inline(self, count_before: int, turns_left: int) -> None:
         self._begun_in_turn = 0
-        if turns_left and count_before < len(self._carrying) < self._carried_at_once_max:
-            asyncio.get_running_loop().call_soon(self._run_carrying, len(self._carrying), turns_left - 1)
+        if turns_left and count_before < len(self._inline_commits) < self._inline_commits_at_once_max:
+            asyncio.get_running_loop().call_soon(self._run_inline, len(self._inline_commits), turns_left - 1)
             return
-        commits, self._carrying = self._carrying, []
+        commits, self._inline_commits = self._inline_commits, []
         if not (self._is_stopped or self._nursery.is_left):
             self._watch_overdue()
             self._nursery.spawn(self._commit(commits), name="commit-inline")
@@ -451,8 +451,8 @@ class Appender:
         gathered, self._open = self._open, OpenFlush()
         now_s = self._last.began_s = self._clock.monotonic_s()
         if trigger is Trigger.TIME and self._is_small(gathered):
-            if commits := self._sealer.carry_all(gathered, deadline_s=now_s + self._commit_timeout_s):
-                self._begin_carrying(commits)
+            if commits := self._sealer.seal_inline_all(gathered, deadline_s=now_s + self._commit_timeout_s):
+                self._begin_inline(commits)
             return
         flush = self._sealer.seal(gathered, deadline_s=now_s + self._commit_timeout_s)
         if not flush.commits:
@@ -469,10 +469,10 @@ class Appender:
         slice_bytes_max, now_s = self._inline.bytes_max, self._clock.monotonic_s()
         return (
             # While S3 is slow or away, what needs none of it does not wait for it.
-            (len(gathered.batches) <= self._carried_at_once_max or self._places.are_taken)
+            (len(gathered.batches) <= self._inline_commits_at_once_max or self._places.are_taken)
             and gathered.size_bytes <= slice_bytes_max * len(gathered.batches)
             and self._may_write_inline()
-            and not self._carried.is_full
+            and not self._inline_backlog.is_full
             and all(
                 sum([batch.size_bytes for batch in batches]) <= slice_bytes_max and not had_no_room(log.commit_queue, now_s)
                 for log, batches in gathered.batches.items()
@@ -548,7 +548,7 @@ class Sealer:
             enter(commit)
         return Flush(object_id, parts, commits, sum(map(len, parts)), gathered.opened_s)
 
-    def carry(self, log: PartitionLog, batches: list[Batch], *, deadline_s: float) -> Commit:
+    def seal_inline(self, log: PartitionLog, batches: list[Batch], *, deadline_s: float) -> Commit:
         """A commit that carries `batches`, entered into its commit queue."""
         object_id = ObjectId(self._ids.next_ulid(above=self._floor))
         commit = Commit(log, [], object_id, deadline_s, self.in_flight, is_inline=True, is_uploaded=True)
@@ -557,9 +557,9 @@ class Sealer:
             join(commit, batch)
         return commit
 
-    def carry_all(self, gathered: OpenFlush[PartitionLog], *, deadline_s: float) -> list[Commit]:
+    def seal_inline_all(self, gathered: OpenFlush[PartitionLog], *, deadline_s: float) -> list[Commit]:
         """As `seal`, of slices that are all small: no object is needed."""
-        return [self.carry(log, waiting, deadline_s=deadline_s) for log, waiting in _take(gathered)]
+        return [self.seal_inline(log, waiting, deadline_s=deadline_s) for log, waiting in _take(gathered)]
 
     async def upload_again(self, commit: Commit, floor: str) -> None:
         """Store the slice of one commit as an object of its own with an id above `floor`. Raises `Unavailable`.

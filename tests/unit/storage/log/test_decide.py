@@ -26,7 +26,7 @@ class Batch:
     max_timestamp: int = 1_000
     position: int = 0
     size_bytes: int = 100
-    carried: bytes = b""
+    inline_data: bytes = b""
 
 
 def run(manifest: Manifest, *batches: Batch, **options: object) -> Decision:

@@ -167,34 +167,34 @@ def sent_to(broker: Rig, partitions: range) -> list["asyncio.Future[list[Appende
 
 async def test_batches_of_more_partitions_than_may_carry_at_a_time_go_into_one_object_and_the_next_are_carried_again() -> None:
     async with rig(inline=KIB, flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as broker:
-        await with_partitions(broker, 2 * DEFAULT_LIMITS.carried_at_once_max + 1)
-        results = await asyncio.gather(*sent_to(broker, range(2 * DEFAULT_LIMITS.carried_at_once_max + 1)))
+        await with_partitions(broker, 2 * DEFAULT_LIMITS.inline_commits_at_once_max + 1)
+        results = await asyncio.gather(*sent_to(broker, range(2 * DEFAULT_LIMITS.inline_commits_at_once_max + 1)))
 
-        assert offsets(results) == [0] * (2 * DEFAULT_LIMITS.carried_at_once_max + 1)
-        assert reasons(broker) == {NotInlined.MANY: DEFAULT_LIMITS.carried_at_once_max + 1}
-        assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (DEFAULT_LIMITS.carried_at_once_max, 1)
+        assert offsets(results) == [0] * (2 * DEFAULT_LIMITS.inline_commits_at_once_max + 1)
+        assert reasons(broker) == {NotInlined.MANY: DEFAULT_LIMITS.inline_commits_at_once_max + 1}
+        assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (DEFAULT_LIMITS.inline_commits_at_once_max, 1)
 
-        await asyncio.gather(*sent_to(broker, range(DEFAULT_LIMITS.carried_at_once_max)))
-        assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (2 * DEFAULT_LIMITS.carried_at_once_max, 1)
+        await asyncio.gather(*sent_to(broker, range(DEFAULT_LIMITS.inline_commits_at_once_max)))
+        assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (2 * DEFAULT_LIMITS.inline_commits_at_once_max, 1)
 
 
 async def test_of_a_request_for_more_partitions_than_may_carry_at_a_time_none_is_carried() -> None:
     async with rig(inline=KIB, flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as broker:
-        await with_partitions(broker, DEFAULT_LIMITS.carried_at_once_max + 1)
+        await with_partitions(broker, DEFAULT_LIMITS.inline_commits_at_once_max + 1)
         results = await asyncio.gather(
             *(
-                broker.send(of_size(100), partition=PartitionId(TOPIC, 1 + n), together=DEFAULT_LIMITS.carried_at_once_max + 1)
-                for n in range(DEFAULT_LIMITS.carried_at_once_max + 1)
+                broker.send(of_size(100), partition=PartitionId(TOPIC, 1 + n), together=DEFAULT_LIMITS.inline_commits_at_once_max + 1)
+                for n in range(DEFAULT_LIMITS.inline_commits_at_once_max + 1)
             )
         )
 
-        assert offsets(results) == [0] * (DEFAULT_LIMITS.carried_at_once_max + 1)
-        assert reasons(broker) == {NotInlined.MANY: DEFAULT_LIMITS.carried_at_once_max + 1}
+        assert offsets(results) == [0] * (DEFAULT_LIMITS.inline_commits_at_once_max + 1)
+        assert reasons(broker) == {NotInlined.MANY: DEFAULT_LIMITS.inline_commits_at_once_max + 1}
         assert (counted(broker, "inline_commits"), len(broker.objects.put_keys)) == (0, 1)
 
 
 async def test_small_batches_of_any_number_of_partitions_are_carried_while_uploads_have_no_place() -> None:
-    count = 3 * DEFAULT_LIMITS.carried_at_once_max
+    count = 3 * DEFAULT_LIMITS.inline_commits_at_once_max
     async with rig(inline=KIB, flush=FlushSettings(interval_s=0.0, gather_s=0.01)) as broker:
         await with_partitions(broker, count)
         broker.objects.gate = gate = asyncio.Event()
@@ -208,7 +208,7 @@ async def test_small_batches_of_any_number_of_partitions_are_carried_while_uploa
             small = await asyncio.gather(*sent_to(broker, range(count)))
 
         assert offsets(small) == [0] * count
-        assert reasons(broker) == {NotInlined.LARGE: UPLOADS_MAX, NotInlined.MANY: count - DEFAULT_LIMITS.carried_at_once_max}
+        assert reasons(broker) == {NotInlined.LARGE: UPLOADS_MAX, NotInlined.MANY: count - DEFAULT_LIMITS.inline_commits_at_once_max}
         assert counted(broker, "inline_commits") == count
         gate.set()
         assert offsets([await one for one in large]) == list(range(UPLOADS_MAX))
@@ -224,7 +224,7 @@ async def test_commits_wait_for_others_as_long_as_each_turn_of_the_loop_brings_s
         for number in range(8):
             sent += sent_to(broker, range(number, number + 1))
             await asyncio.sleep(0)
-            begun.append(len(broker.parts.appender._carrying))
+            begun.append(len(broker.parts.appender._inline_commits))
         await asyncio.gather(*sent)
 
         assert lone == [Appended(0, 0)]
@@ -234,13 +234,13 @@ async def test_commits_wait_for_others_as_long_as_each_turn_of_the_loop_brings_s
 
 
 async def test_partitions_that_arrive_in_turns_of_which_none_brings_too_many_are_all_carried() -> None:
-    first, second = DEFAULT_LIMITS.carried_at_once_max - 12, DEFAULT_LIMITS.carried_at_once_max - 4
+    first, second = DEFAULT_LIMITS.inline_commits_at_once_max - 12, DEFAULT_LIMITS.inline_commits_at_once_max - 4
     async with rig(inline=KIB, flush=SLOW) as broker:
         await with_partitions(broker, first + second)
         sent = sent_to(broker, range(first))
         await asyncio.sleep(0)
         sent += sent_to(broker, range(first, first + second))
-        waiting = len(broker.parts.appender._carrying)
+        waiting = len(broker.parts.appender._inline_commits)
         results = await asyncio.gather(*sent)
 
         assert waiting == first + second, "they wait for each other"
@@ -252,11 +252,13 @@ async def test_partitions_that_arrive_in_turns_of_which_none_brings_too_many_are
 async def test_commits_that_come_to_nothing_make_room_for_others_that_carry() -> None:
     async with rig(inline=KIB, flush=SLOW) as broker:
         broker.metadata.faults.append("request lost")
-        await with_partitions(broker, DEFAULT_LIMITS.carried_at_once_max)
-        first = await asyncio.gather(*sent_to(broker, range(DEFAULT_LIMITS.carried_at_once_max)))
-        second = await asyncio.gather(*sent_to(broker, range(DEFAULT_LIMITS.carried_at_once_max)))
+        await with_partitions(broker, DEFAULT_LIMITS.inline_commits_at_once_max)
+        first = await asyncio.gather(*sent_to(broker, range(DEFAULT_LIMITS.inline_commits_at_once_max)))
+        second = await asyncio.gather(*sent_to(broker, range(DEFAULT_LIMITS.inline_commits_at_once_max)))
 
-        assert offsets([*first, *second]) == [0] * DEFAULT_LIMITS.carried_at_once_max + [1] * DEFAULT_LIMITS.carried_at_once_max
+        assert (
+            offsets([*first, *second]) == [0] * DEFAULT_LIMITS.inline_commits_at_once_max + [1] * DEFAULT_LIMITS.inline_commits_at_once_max
+        )
         assert reasons(broker) == {}
 
 

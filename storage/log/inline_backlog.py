@@ -22,7 +22,7 @@ from storage.log.fresh_reads import ManifestReads
 from storage.log.partition import PartitionLog, Partitions
 from storage.vocabulary import PartitionId
 
-CARRIED_BYTES: Final = Metric(
+INLINE_BACKLOG_BYTES: Final = Metric(
     "forebay_inline_uncompacted_bytes", "Bytes that commits of this broker carried and nothing has compacted, about", aggregation="sum"
 )
 AGAIN_SHARE: Final = 3 / 4
@@ -36,7 +36,7 @@ PARTITIONS_MAX: Final = 100_000
 _log: Final = structlog.get_logger()
 
 
-class _Of:
+class _PartitionBacklog:
     """`first` is the offset below which nothing of the partition is left in the metadata store; None until its manifest is known."""
 
     __slots__ = ("first", "size_bytes")
@@ -46,7 +46,7 @@ class _Of:
         self.size_bytes = 0
 
 
-class Carried:
+class InlineBacklog:
     def __init__(
         self, *, bytes_max: int, partitions: Partitions, manifest_reads: ManifestReads, nursery: Nursery, telemetry: Telemetry
     ) -> None:
@@ -54,18 +54,18 @@ class Carried:
         self._is_looking = False
         self._bytes_max = bytes_max
         self._size_bytes = 0
-        self._of: OrderedDict[PartitionId, _Of] = OrderedDict()
+        self._of: OrderedDict[PartitionId, _PartitionBacklog] = OrderedDict()
         """The last are those that were looked at last."""
         self._partitions = partitions
         self._manifest_reads = manifest_reads
         self._nursery = nursery
-        telemetry.gauge(CARRIED_BYTES).set_function(lambda: self._size_bytes)
+        telemetry.gauge(INLINE_BACKLOG_BYTES).set_function(lambda: self._size_bytes)
 
     def add(self, log: PartitionLog, size_bytes: int) -> None:
         """Count bytes that a commit of `log` carries."""
         of = self._of.get(log.partition)
         if of is None:
-            of = self._of[log.partition] = _Of()
+            of = self._of[log.partition] = _PartitionBacklog()
         manifest = log.seen.manifest
         if manifest is not None and of.first != _first_left(manifest):
             self._take_off(of, manifest)
@@ -117,7 +117,7 @@ class Carried:
             if not of.size_bytes:
                 del self._of[log.partition]
 
-    def _take_off(self, of: _Of, manifest: Manifest) -> None:
+    def _take_off(self, of: _PartitionBacklog, manifest: Manifest) -> None:
         """Take what has left the metadata store since the last time off the count."""
         first, end = _first_left(manifest), manifest.sequence_counter
         if of.first is not None and of.first < first:

@@ -10,8 +10,8 @@ from sim.loop import VirtualClock, VirtualLoop
 from storage.errors import Unavailable
 from storage.formats.manifest import LogState, Manifest, encode
 from storage.log.batch import Appended
-from storage.log.carried import LOOK_EVERY_S
 from storage.log.flush import FlushSettings, InlineSettings, NotInlined
+from storage.log.inline_backlog import LOOK_EVERY_S
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.port import ABSENT, Put
 from storage.vocabulary import PartitionId
