@@ -43,9 +43,9 @@ class FetchPartitionStatus:
         "flown",
         "held_bytes",
         "is_asked",
+        "is_behind_barrier",
         "is_cut",
         "is_late",
-        "is_proven",
         "is_queued",
         "is_too_large",
         "log",
@@ -74,7 +74,7 @@ class FetchPartitionStatus:
         self.read: asyncio.Future[None] | None = None
         self.flight: Flight | None = None
         self.runs: list[BatchRun] = []
-        self.is_asked = self.is_cut = self.is_late = self.is_proven = self.is_queued = self.is_too_large = False
+        self.is_asked = self.is_cut = self.is_late = self.is_behind_barrier = self.is_queued = self.is_too_large = False
 
     @property
     def is_pending(self) -> bool:
@@ -286,10 +286,10 @@ class DelayedFetch:
                 return
             wanted.is_late = False
         manifest = log.seen.manifest
-        if not wanted.is_proven and manifest is not None and wanted.offset > manifest.sequence_counter:
+        if not wanted.is_behind_barrier and manifest is not None and wanted.offset > manifest.sequence_counter:
             # A deposed leader that has not heard of an offset is no reason to answer that it is behind the end.
-            wanted.is_proven = True
-            self._await(wanted, self._manifest_reads.prove(log))
+            wanted.is_behind_barrier = True
+            self._await(wanted, self._manifest_reads.read_barrier(log))
             return
         flight = wanted.flight
         if flight is not None:

@@ -1,7 +1,7 @@
 """Fresh reads of manifests, shared: a caller gets one that was issued after it asked, and callers of one moment share one.
 
 Promise 5 rests on this: "at least as new as every ack given by any broker" needs a read issued after the question arrived. Each shard of
-the metadata store is read by itself, one read at a time: a silent one holds up only those that ask for its partitions. `Proofs` is for
+the metadata store is read by itself, one read at a time: a silent one holds up only those that ask for its partitions. `ReadBarriers` is for
 answers that no retry heals: a read may come from a deposed leader, a write does not.
 """
 
@@ -29,8 +29,8 @@ DOUBT_EVERY_S: Final = 1.0
 """A shard is asked no more often whether it went back: each time costs a session and a put."""
 
 
-class Proofs:
-    """Proves that a manifest is the newest, before an answer that no retry heals.
+class ReadBarriers:
+    """Writes that show a manifest to be the newest, before an answer that no retry heals.
 
     docs/internals/design/reading.md#reads-from-a-deposed-leader says why.
 
@@ -38,7 +38,7 @@ class Proofs:
     consumer that gets that answer begins again somewhere else. Only a write is judged by the leader of the day. So the record is put once
     more, under the condition that it is still there; nothing but its version changes.
 
-    Proofs of a log are shared, one at a time and no more often than every `proof_every_s`, whatever its readers ask for. Each shard of the
+    The barriers of a log are shared, one at a time and no more often than every `read_barrier_every_s`, whatever its readers ask for. Each shard of the
     metadata store has places of its own, and a request that gets none in time is refused: a silent shard holds up only requests for its
     partitions, and these no longer when there are many.
     """
@@ -52,7 +52,7 @@ class Proofs:
         limits: LogLimits = DEFAULT_LIMITS,
     ) -> None:
         self._limits = limits
-        self._timeout_s = limits.proof_timeout_s
+        self._timeout_s = limits.read_barrier_timeout_s
         self._metadata = metadata
         self._refresh = refresh
         self._nursery = nursery
@@ -69,21 +69,21 @@ class Proofs:
             asked = self._next[log] = asyncio.get_running_loop().create_future()
             if log not in self._under_way:
                 self._under_way.add(log)
-                self._nursery.spawn(self._prove_wanted(log), name="proof")
+                self._nursery.spawn(self._pass_wanted(log), name="read-barrier")
         return asked
 
-    async def _prove_wanted(self, log: PartitionLog) -> None:
+    async def _pass_wanted(self, log: PartitionLog) -> None:
         places = self._places_of(log)
         try:
             while (asked := self._next.get(log)) is not None:
                 try:
                     async with asyncio.timeout(self._timeout_s), places:
                         del self._next[log]  # who asks from here on was not there when it began
-                        await self._prove(log)
+                        await self._pass(log)
                 except TimeoutError:
                     if self._next.get(log) is asked:  # it had no place
                         del self._next[log]
-                    _refuse(asked, Unavailable(f"metadata did not answer: op=prove after_s={self._timeout_s}"))
+                    _refuse(asked, Unavailable(f"metadata did not answer: op=read_barrier after_s={self._timeout_s}"))
                 except StorageError as error:
                     _refuse(asked, error)
                 except BaseException:
@@ -91,19 +91,19 @@ class Proofs:
                     raise
                 else:
                     asked.set_result(None)
-                await asyncio.sleep(self._limits.proof_every_s)
+                await asyncio.sleep(self._limits.read_barrier_every_s)
         finally:
             self._under_way.discard(log)
             if (left := self._next.pop(log, None)) is not None:
-                left.cancel()  # nobody will prove it any more
+                left.cancel()  # nobody will ask for it any more
 
     def _places_of(self, log: PartitionLog) -> asyncio.Semaphore:
         shard = self._metadata.shard_of(log.keys.partition_key)
         if shard not in self._places:
-            self._places[shard] = asyncio.Semaphore(self._limits.proofs_at_once_max)
+            self._places[shard] = asyncio.Semaphore(self._limits.read_barriers_at_once_max)
         return self._places[shard]
 
-    async def _prove(self, log: PartitionLog) -> None:
+    async def _pass(self, log: PartitionLog) -> None:
         for attempt in range(ATTEMPTS_MAX):
             await self._refresh([log])
             manifest, version = log.seen.manifest, log.seen.version
@@ -178,11 +178,11 @@ class ManifestReads:
         self._partitions = partitions
         self._nursery = nursery
         self._shards: dict[int, _Shard] = {}
-        self._proofs = Proofs(metadata=metadata, refresh=self.refresh, nursery=nursery, limits=limits)
+        self._read_barriers = ReadBarriers(metadata=metadata, refresh=self.refresh, nursery=nursery, limits=limits)
 
-    def prove(self, log: PartitionLog) -> asyncio.Future[None]:
+    def read_barrier(self, log: PartitionLog) -> asyncio.Future[None]:
         """As `ask`, and `log.seen.manifest` certainly was the newest record at some moment from now on: costs a write."""
-        return self._proofs.ask(log)
+        return self._read_barriers.ask(log)
 
     def ask(self, log: PartitionLog) -> asyncio.Future[None]:
         """A task that ends when `log.seen.manifest` is at least as new as now, or fails with `Unavailable`. It is shared: never cancel it.

@@ -107,11 +107,11 @@ class LogLimits:
     """The same for a shard that is known to be silent."""
     waiting_for_silent_max: int = 1_000
     """Callers that may wait for a silent shard; others are refused at once."""
-    proofs_at_once_max: int = 16
+    read_barriers_at_once_max: int = 16
     """Per shard."""
-    proof_timeout_s: float = 3.0
-    """For a proof, its wait for a place included."""
-    proof_every_s: float = 0.2
+    read_barrier_timeout_s: float = 3.0
+    """For one, its wait for a place included."""
+    read_barrier_every_s: float = 0.2
     trim_write_timeout_s: float = 10.0
 
     # Reads: reader, segments

@@ -101,8 +101,8 @@ class Trimmer:
                 decision = decide_trim(_open(log), before)
             except OffsetOutOfRange:
                 # A deposed leader may not have heard of it, and no retry heals the answer: a write shows that the record is the newest.
-                await asyncio.wait({proof := self._manifest_reads.prove(log)})
-                if (failure := failure_of(proof, log)) is not None:
+                await asyncio.wait({barrier := self._manifest_reads.read_barrier(log)})
+                if (failure := failure_of(barrier, log)) is not None:
                     raise failure from None
                 decision = decide_trim(_open(log), before)
             # Of HIGH_WATERMARK: what is appended while this is tried again was not meant.
@@ -158,8 +158,8 @@ class Fencer:
             decided = decide_fence(existing(log), fenced=fenced)
             if decided is None:
                 # A deposed leader may not have heard of the opposite: a write shows that the record is the newest.
-                await asyncio.wait({proof := self._manifest_reads.prove(log)})
-                if (failure := failure_of(proof, log)) is not None:
+                await asyncio.wait({barrier := self._manifest_reads.read_barrier(log)})
+                if (failure := failure_of(barrier, log)) is not None:
                     raise failure
                 decided = decide_fence(existing(log), fenced=fenced)
             end = existing(log).sequence_counter

@@ -1,4 +1,4 @@
-"""Proofs that a manifest is the newest, shared by those who ask for one."""
+"""Read barriers: writes which show that a manifest is the newest, shared by those who ask for one."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from runtime.clock import SystemClock
 from runtime.supervision import Nursery
 from storage.errors import Unavailable
 from storage.formats.manifest import Manifest
-from storage.log.fresh_reads import Proofs
+from storage.log.fresh_reads import ReadBarriers
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog
 from storage.metadata.memory import MemoryMetadataStore
@@ -30,7 +30,7 @@ async def test_who_waits_for_a_proof_that_nobody_will_make_any_more_is_told() ->
         await asyncio.Event().wait()
 
     async with Nursery() as nursery:
-        made = Proofs(metadata=store, refresh=refresh, nursery=nursery)
+        made = ReadBarriers(metadata=store, refresh=refresh, nursery=nursery)
         log = PartitionLog(PARTITION)
         under_way = made.ask(log)
         await begun.wait()
@@ -74,34 +74,34 @@ def log_of(number: int) -> PartitionLog:
 
 async def test_a_silent_shard_holds_up_no_proof_of_another() -> None:
     async with Nursery() as nursery:
-        made = Proofs(metadata=SilentShard(), refresh=nothing_new, nursery=nursery)  # type: ignore[arg-type]
-        stuck = [made.ask(log_of(2 * number)) for number in range(DEFAULT_LIMITS.proofs_at_once_max + 1)]
+        made = ReadBarriers(metadata=SilentShard(), refresh=nothing_new, nursery=nursery)  # type: ignore[arg-type]
+        stuck = [made.ask(log_of(2 * number)) for number in range(DEFAULT_LIMITS.read_barriers_at_once_max + 1)]
         async with asyncio.timeout(SOON_S):
             await made.ask(healthy := log_of(1))
 
         assert healthy.seen.version == 2
-        assert not any(proof.done() for proof in stuck)
+        assert not any(barrier.done() for barrier in stuck)
 
 
 async def test_however_many_proofs_wait_for_a_silent_shard_all_are_refused_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, limits = SilentShard(), LogLimits(proof_timeout_s=0.05)
+    store, limits = SilentShard(), LogLimits(read_barrier_timeout_s=0.05)
     async with Nursery() as nursery:
-        made = Proofs(metadata=store, refresh=nothing_new, nursery=nursery, limits=limits)  # type: ignore[arg-type]
+        made = ReadBarriers(metadata=store, refresh=nothing_new, nursery=nursery, limits=limits)  # type: ignore[arg-type]
         loop = asyncio.get_running_loop()
         with monkeypatch.context() as at_once:  # else, on a slow machine, some have a place for the moment that they began after others
             at_once.setattr(loop, "time", partial(float, loop.time()))
-            asked = [made.ask(log_of(2 * number)) for number in range(20 * DEFAULT_LIMITS.proofs_at_once_max)]
+            asked = [made.ask(log_of(2 * number)) for number in range(20 * DEFAULT_LIMITS.read_barriers_at_once_max)]
             await asyncio.sleep(0)
         results = await asyncio.gather(*asked, return_exceptions=True)
 
     assert all(isinstance(result, Unavailable) for result in results)
-    assert len(store.writes) == DEFAULT_LIMITS.proofs_at_once_max, "the others had no turn, and did not wait for one"
+    assert len(store.writes) == DEFAULT_LIMITS.read_barriers_at_once_max, "the others had no turn, and did not wait for one"
 
 
 async def test_a_proof_that_had_no_turn_in_time_can_be_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, limits = SilentShard(), LogLimits(proof_timeout_s=0.05, proof_every_s=0.0, proofs_at_once_max=1)
+    store, limits = SilentShard(), LogLimits(read_barrier_timeout_s=0.05, read_barrier_every_s=0.0, read_barriers_at_once_max=1)
     async with Nursery() as nursery:
-        made = Proofs(metadata=store, refresh=nothing_new, nursery=nursery, limits=limits)  # type: ignore[arg-type]
+        made = ReadBarriers(metadata=store, refresh=nothing_new, nursery=nursery, limits=limits)  # type: ignore[arg-type]
         first, second = log_of(0), log_of(2)
         for refused in (made.ask(first), made.ask(second)):
             with pytest.raises(Unavailable):
