@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from forebay.commands.generate.dashboards import CLIENT_METRICS, dashboards
 from forebay.commands.generate.rules import alerts, recordings
-from process.settings.keys import SETTINGS
+from process.settings.reference import SETTINGS
 from runtime.telemetry import Metric
 from storage.catalog.topic_configs import TOPIC_CONFIGS, ConfigEffect
 

@@ -1,4 +1,7 @@
-"""How a serving process ends: the first SIGTERM or SIGINT asks it to stop, a SIGINT after that or a missed deadline ends it."""
+"""How a serving process ends: the first SIGTERM or SIGINT asks it to stop, a SIGINT after that or a missed deadline ends it.
+
+What a broker does meanwhile, and in which order: `Broker.drain` (broker/assembly.py).
+"""
 
 import asyncio
 import os

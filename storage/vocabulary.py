@@ -1,4 +1,4 @@
-"""The nouns of the log (docs/internals/design/words.md) as types."""
+"""The nouns of the log (docs/internals/glossary.md) as types."""
 
 from typing import NamedTuple, NewType
 

@@ -3,7 +3,7 @@
 A slot is claimed by its rendezvous winner among the brokers of the role `groups` when it is first asked for, so a cluster without groups
 has no claims; and given up when another broker has become the winner.
 The claim of a dead broker is replaced by the winner among the live ones (ADR 0011).
-A claim says where to ask. That nobody writes over its successor is the business of versions (offsets.py).
+A claim says where to ask. That nobody writes over its successor is the business of versions (broker/groups/store.py).
 """
 
 from collections.abc import Iterable, Sequence

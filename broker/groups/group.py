@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import structlog
 
 from broker.groups.memory import GROUP_BYTES, GroupMemory, growth_bytes, member_bytes
-from broker.groups.retention import Forgettable, Names, find_forgettable
+from broker.groups.offset_expiration import Forgettable, Names, find_forgettable
 from broker.groups.state import (
     Committed,
     Effect,

@@ -18,7 +18,7 @@ import structlog
 
 from broker.groups.coordinator import Listing
 from broker.groups.group import LoadedGroup
-from broker.groups.retention import CONSUMER, wanted_by
+from broker.groups.offset_expiration import CONSUMER, wanted_by
 from broker.groups.store import read_offsets
 from broker.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from runtime.clock import Clock

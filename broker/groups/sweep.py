@@ -16,7 +16,7 @@ import structlog
 from broker.cluster.leadership import slot_of
 from broker.cluster.ownership import Slots, slots_by_shard
 from broker.groups.group import EXPIRED_TOGETHER_MAX, Closed, Expire, LoadedGroup
-from broker.groups.retention import due_of, due_of_offset
+from broker.groups.offset_expiration import due_of, due_of_offset
 from broker.groups.state import GroupError, GroupSettings, GroupState
 from broker.groups.store import committed_of, offsets_of, read_heads, topics_beside
 from broker.limits import DEFAULT_GROUP_LIMITS, GroupLimits

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Final, NamedTuple
 
-from broker.groups.retention import topics_of
+from broker.groups.offset_expiration import topics_of
 
 RANGE: Final = "range"
 ROUND_ROBIN: Final = "roundrobin"

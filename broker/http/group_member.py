@@ -18,7 +18,7 @@ from kio.schema.errors import ErrorCode
 
 from broker.groups.coordinator import Coordinator
 from broker.groups.group import Closed
-from broker.groups.retention import CONSUMER
+from broker.groups.offset_expiration import CONSUMER
 from broker.groups.state import GroupError, Heartbeat, Join, JoinAnswer, Leave, Protocol, Sync
 from broker.handling.topics import TopicPartition
 from broker.http.assignors import ASSIGNORS, assign, assignment_bytes, read_assignment, subscribers_of, subscription_bytes

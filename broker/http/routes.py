@@ -41,9 +41,9 @@ from broker.http.parts import HttpParts
 from broker.http.produce import FailedPartition, NewProducer, ProduceAnswer, ProduceByHttp, ProduceDocument, ProducedPartition
 from broker.http.streams import SSE, HttpStreams, RecordOfLine
 from process.accepting import HTTP_CONNECTIONS_MAX
-from process.settings.keys import SETTINGS
 from process.settings.model import Settings, http_address_for_clients, log_api_of
 from process.settings.notation import without_secrets
+from process.settings.reference import SETTINGS
 from runtime.blocking import Blocking
 from runtime.version import forebay_version
 from storage.catalog.brokers import Role

@@ -52,7 +52,7 @@ def init() -> None:
 
 
 def as_table(loaded: "Loaded", *, with_origin: bool) -> str:
-    from process.settings.keys import SETTINGS
+    from process.settings.reference import SETTINGS
 
     rows = [(key, setting.show(loaded.settings) or "-", loaded.origins[key] if with_origin else "") for key, setting in SETTINGS.items()]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -63,7 +63,7 @@ def as_json(loaded: "Loaded", *, with_origin: bool) -> str:
     """Values as they would be written in a file; null for one that is not set."""
     import msgspec
 
-    from process.settings.keys import SETTINGS
+    from process.settings.reference import SETTINGS
 
     values = {key: setting.show(loaded.settings) or None for key, setting in SETTINGS.items()}
     if with_origin:
@@ -75,7 +75,7 @@ def as_json(loaded: "Loaded", *, with_origin: bool) -> str:
 
 def as_template() -> str:
     """A forebay.yaml that changes nothing: every setting is commented out, with its default as the value."""
-    from process.settings.keys import SETTINGS
+    from process.settings.reference import SETTINGS
 
     lines = ["# Settings of a Forebay broker. Stronger: FOREBAY_SECTION__NAME in the environment, then --set section.name=value."]
     for section, settings in groupby(SETTINGS.values(), key=lambda setting: setting.key.partition(".")[0]):

@@ -251,7 +251,7 @@ def trace_as_table(trace: Trace) -> str:
         f"{topic.name}/{trace.partition} offset {trace.offset}",
         "",
         *_labelled("topic", [f"{topic.name}  id {topic.topic_id}  partitions {topic.partition_count}  {topic.state}"]),
-        *_labelled("control", _control_lines(trace.control)),
+        *_labelled("manifest", _control_lines(trace.control)),
     ]
     if trace.entry is not None:
         lines += _labelled("entry", _entry_lines(trace.entry))

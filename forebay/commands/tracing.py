@@ -27,7 +27,7 @@ from forebay.commands.trace import (
     segment_entry_facts,
 )
 from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE
-from process.settings.keys import nearest
+from process.settings.reference import nearest
 from storage.catalog.topic import Topic, decode_topic, decode_topic_id, read_topic_ids, validate_name
 from storage.errors import Corrupt, IncompatibleFormat, NotFound, Unavailable
 from storage.formats.manifest import (

@@ -21,10 +21,10 @@ from process.explain import explain
 from process.http.server import HttpServer, ProcessFacts
 from process.last_words import flushed, say_cannot_serve
 from process.settings.errors import EXIT_FAILED, StartError
-from process.settings.keys import SETTINGS
 from process.settings.loading import Loaded
 from process.settings.model import Settings
 from process.settings.notation import HttpAddress
+from process.settings.reference import SETTINGS
 from process.stopping import EXIT_INTERRUPTED, Deadline, ExitNow, StopRequest
 from runtime import logs
 from runtime.blocking import ThreadBlocking

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from process.settings.errors import EXIT_USAGE, StartError
-from process.settings.keys import ENVIRONMENT_PREFIX, SETTINGS
 from process.settings.loading import Loaded
 from process.settings.model import Settings
 from process.settings.notation import Listener, bracketed, is_memory, is_wildcard
+from process.settings.reference import ENVIRONMENT_PREFIX, SETTINGS
 
 _PORT_MAX: Final = 65_535
 

@@ -27,10 +27,10 @@ from process.http.health import Readiness
 from process.last_words import flushed, say_cannot_serve
 from process.loop_watch import watching
 from process.settings.errors import EXIT_FAILED
-from process.settings.keys import SETTINGS
 from process.settings.loading import Loaded
 from process.settings.model import Settings
 from process.settings.notation import HttpAddress, Listener
+from process.settings.reference import SETTINGS
 from process.stopping import EXIT_INTERRUPTED, Deadline, ExitNow, StopRequest
 from runtime import logs
 from runtime.blocking import ThreadBlocking

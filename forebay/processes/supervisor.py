@@ -24,9 +24,9 @@ from forebay.processes.worker import SIGNALLED, Ended, RestartBackoff, WorkerPar
 from process import preflight
 from process.last_words import flushed, say_cannot_serve
 from process.settings.errors import EXIT_FAILED, StartError
-from process.settings.keys import SETTINGS
 from process.settings.loading import Loaded
 from process.settings.model import NOTHING_ACCEPTED, Accepted
+from process.settings.reference import SETTINGS
 from process.stopping import EXIT_INTERRUPTED, ExitNow
 from runtime import logs
 from runtime.clock import Clock, SystemClock

@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from process.settings.errors import SettingsError
-from process.settings.keys import nearest
 from process.settings.loading import Given, from_file
 from process.settings.notation import FLAG
+from process.settings.reference import nearest
 from process.settings.sections import CostSettings
 from storage.objects.s3.location import parse_s3_url
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from process.settings.errors import SettingsError
-from process.settings.keys import ENVIRONMENT_PREFIX, SECTIONS, SETTINGS, key_of, nearest, variable_of
 from process.settings.model import (
     DERIVED_FROM,
     ConflictError,
@@ -25,6 +24,7 @@ from process.settings.model import (
     warning_of_listeners,
 )
 from process.settings.notation import OutOfRangeError, without_secrets
+from process.settings.reference import ENVIRONMENT_PREFIX, SECTIONS, SETTINGS, key_of, nearest, variable_of
 
 if TYPE_CHECKING:
     import yaml

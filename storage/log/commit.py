@@ -131,7 +131,7 @@ def refusal(batch: Batch, verdict: Verdict, log: PartitionLog) -> StorageError:
             return Unavailable(f"too many producers have appended lately; ids of producers should be kept and reused: {facts}")
         case Outcome.INVALID_PRODUCER_EPOCH:
             return InvalidProducerEpoch(f"a newer epoch of this producer has appended: {facts}")
-        case Outcome.FENCED:
+        case Outcome.PARTITION_FENCED:
             return Fenced(f"the partition is fenced: {facts}")
         case Outcome.DELETED:
             return NotFound(f"the partition was deleted: {facts}")

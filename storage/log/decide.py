@@ -72,7 +72,7 @@ class Outcome(Enum):
     NO_PREDECESSOR = auto()  # of a producer nobody knows, and not its first: what comes before may be on its way through another broker
     NO_ROOM = auto()  # an unknown producer, while the partition has no room to remember another
     INVALID_PRODUCER_EPOCH = auto()
-    FENCED = auto()
+    PARTITION_FENCED = auto()
     DELETED = auto()
 
 
@@ -140,7 +140,7 @@ def decide(
     `must_drain`: send the pending entries as a chunk though the ring is not full.
     """
     if manifest.log_state is not LogState.OPEN:
-        refusal = Verdict(Outcome.FENCED if manifest.log_state is LogState.FENCED else Outcome.DELETED, -1)
+        refusal = Verdict(Outcome.PARTITION_FENCED if manifest.log_state is LogState.FENCED else Outcome.DELETED, -1)
         return Decision((refusal,) * len(claims), None, None)
     next_offset = base = manifest.sequence_counter
     producers: dict[int, ProducerState] | None = None

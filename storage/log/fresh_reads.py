@@ -1,8 +1,8 @@
 """Fresh reads of manifests, shared: a caller gets one that was issued after it asked, and callers of one moment share one.
 
 Promise 5 rests on this: "at least as new as every ack given by any broker" needs a read issued after the question arrived. Each shard of
-the metadata store is read by itself, one read at a time: a silent one holds up only those that ask for its partitions. `ReadBarriers` is for
-answers that no retry heals: a read may come from a deposed leader, a write does not.
+the metadata store is read by itself, one read at a time: a silent one holds up only those that ask for its partitions.
+`ReadBarriers` is for answers that no retry heals: a read may come from a deposed leader, a write does not.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ class ReadBarriers:
     consumer that gets that answer begins again somewhere else. Only a write is judged by the leader of the day. So the record is put once
     more, under the condition that it is still there; nothing but its version changes.
 
-    The barriers of a log are shared, one at a time and no more often than every `read_barrier_every_s`, whatever its readers ask for. Each shard of the
-    metadata store has places of its own, and a request that gets none in time is refused: a silent shard holds up only requests for its
-    partitions, and these no longer when there are many.
+    The barriers of a log are shared, one at a time and no more often than every `read_barrier_every_s`, whatever its readers ask for.
+    Each shard of the metadata store has permits of its own, and a request that gets none in time is refused: a silent shard holds up only
+    requests for its partitions, and these no longer when there are many.
     """
 
     def __init__(

@@ -45,6 +45,7 @@ BROKERS_PREFIX = f"{ROOT}/brokers/"
 PROBES_PREFIX = f"{ROOT}/probes/"
 TOPICS_PREFIX = f"{ROOT}/topics/"
 MANIFEST_SUFFIX = "/meta/control"
+"""The key of the partition manifest keeps its first name."""
 
 
 def topic(name: str) -> Key:

@@ -65,8 +65,8 @@ TOLD: Final = [
     ("upkeep", f"nobody appends for {TidyPolicy().idle_ms // 60_000} minutes"),
     ("upkeep", f"or names more than {WORDS[COMPACTOR_LIMITS.dead_writers_max]}"),
     ("commit", f"nobody appends for {TidyPolicy().idle_ms // 60_000} minutes"),
-    ("words", f"at most {DEFAULT_LIMITS.pending_entries_max}"),
-    ("words", f"the {COORDINATOR_SLOTS} shares"),
+    ("../glossary", f"at most {DEFAULT_LIMITS.pending_entries_max}"),
+    ("../glossary", f"the {COORDINATOR_SLOTS} shares"),
 ]
 
 

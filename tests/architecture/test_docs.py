@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forebay.reference import PAGES, PARTS, metrics, metrics_table, renew_page, settings_table
-from process.settings.keys import SETTINGS
+from process.settings.reference import SETTINGS
 from storage.catalog.topic_configs import TOPIC_CONFIGS, ConfigEffect
 from tests.architecture.trees import nodes_of, tree_of
 

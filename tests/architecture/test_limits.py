@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from forebay.reference import settings_table
-from process.settings.keys import SETTINGS
+from process.settings.reference import SETTINGS
 from storage.limits import FRAME_BYTES_MAX, WAL_OBJECT_BYTES_MAX
 from tests.architecture.trees import nodes_of, tree_of
 

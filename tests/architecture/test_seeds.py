@@ -9,7 +9,7 @@ import typer
 from broker.http.routes import PROCESS_PATHS, ROUTES
 from forebay.cli import application
 from forebay.reference import DOCS, FEATURES, LATER, SeedFeature, renew_page
-from process.settings.keys import SETTINGS
+from process.settings.reference import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 ROUTES_THERE = {f"{route.method} {route.path}" for route in ROUTES} | {f"GET {path}" for path in PROCESS_PATHS}

@@ -9,7 +9,7 @@ import pytest
 
 from broker.protocol import apis
 from broker.protocol.apis import Api
-from process.settings.keys import SETTINGS
+from process.settings.reference import SETTINGS
 from tests.architecture.dead_code import Source, sources
 from tests.architecture.vain import uncounted, unread
 from tests.kit.recorded_answers import ANSWERS, read

@@ -10,7 +10,7 @@ from kio.schema.offset_delete.v0.request import OffsetDeleteRequestPartition, Of
 from kio.schema.offset_delete.v0.response import OffsetDeleteResponsePartition, OffsetDeleteResponseTopic
 
 from broker.groups.group import Closed, DeleteOffsets
-from broker.groups.retention import CONSUMER, subscribed_topics
+from broker.groups.offset_expiration import CONSUMER, subscribed_topics
 from broker.groups.state import GroupError, GroupState
 from broker.handling.administration import LISTED_MAX
 from broker.handling.context import Context

@@ -17,9 +17,9 @@ from forebay.processes import plan
 from forebay.processes.child import HOST, STOP_WITHIN_S, ChildProcess, is_ready, metrics_of
 from forebay.processes.supervisor import broker_command
 from process.settings.errors import EXIT_USAGE, StartError
-from process.settings.keys import SETTINGS
 from process.settings.loading import CONFIG_VARIABLE, load
 from process.settings.model import OF_A_SHARED_STORE
+from process.settings.reference import SETTINGS
 from process.settings.sections import HTTP_PORT
 from runtime.clock import Clock
 

@@ -41,10 +41,10 @@ from process.descriptors import DescriptorLimits, room_for
 from process.disk_space import FileSystem, measure_folders
 from process.identity import older, refusal
 from process.settings.errors import SettingsError, StartError
-from process.settings.keys import SETTINGS
 from process.settings.loading import Loaded, load
 from process.settings.model import Settings, warning_of_listeners
 from process.settings.notation import Listener, has_path, is_loopback, is_memory, path_of, scheme_of, show_size
+from process.settings.reference import SETTINGS
 from process.store_clocks import AGREES_MS, DIFFERS_MS, MetadataClock, ObjectClock, Timed
 from runtime import logs
 from runtime.blocking import Blocking, ThreadBlocking

@@ -22,8 +22,8 @@ from forebay.kafka_client.options import Output, Terminal
 from forebay.kafka_client.text import facts, printable, step_progress
 from forebay.opening import check_there, open_for_reading
 from process import event_loop
-from process.settings.keys import nearest
 from process.settings.loading import load
+from process.settings.reference import nearest
 from runtime import logs
 from runtime.clock import SystemClock
 from runtime.ids import IdSource

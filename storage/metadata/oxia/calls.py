@@ -122,7 +122,7 @@ class CallFailed(Unavailable):
         self.fate = failure.fate
 
 
-class Backoff:
+class CallBackoff:
     """The pauses between the attempts at one request: they double, with chance in them, until the time is over."""
 
     def __init__(self, clock: Clock, chance: random.Random, *, seconds: float) -> None:
@@ -160,8 +160,8 @@ class ShardCalls:
             turn = self._turns[shard] = asyncio.Lock()
         return turn
 
-    def backoff(self, seconds: float = DEADLINE_S) -> Backoff:
-        return Backoff(self.clock, self.chance, seconds=seconds)
+    def backoff(self, seconds: float = DEADLINE_S) -> CallBackoff:
+        return CallBackoff(self.clock, self.chance, seconds=seconds)
 
     def ensure_open(self) -> None:
         if self.is_closed:
@@ -192,7 +192,7 @@ class ShardCalls:
             self.assignments.refuse(shard, leader)
         return failure
 
-    async def pause_after(self, failure: Failure, backoff: Backoff) -> None:
+    async def pause_after(self, failure: Failure, backoff: CallBackoff) -> None:
         """Return when it is time for another attempt. Raise `CallFailed` if there shall be none."""
         pause_s = backoff.next_pause_s() if failure.fate in _REPEATABLE else None
         if pause_s is None:

@@ -19,7 +19,7 @@ from storage.metadata.hints import Hints
 from storage.metadata.keys import CLUSTER
 from storage.metadata.oxia import wire_pb2 as wire
 from storage.metadata.oxia.assignments import Assignments
-from storage.metadata.oxia.calls import Backoff, CallFailed, CallFate, Failure, ShardCalls
+from storage.metadata.oxia.calls import CallBackoff, CallFailed, CallFate, Failure, ShardCalls
 from storage.metadata.oxia.following import AssignmentFollower, NotificationFollower
 from storage.metadata.oxia.limits import DEFAULT_LIMITS, OxiaLimits
 from storage.metadata.oxia.location import OxiaLocation
@@ -81,7 +81,7 @@ class OxiaReader:
             return
         shard = self._calls.assignments.shard_of(start.partition_key)
         request = wire.RangeScanRequest(shard=shard, start_inclusive=start.path, end_exclusive=end)
-        backoff: Backoff | None = None
+        backoff: CallBackoff | None = None
         while True:
             leader = self._calls.assignments.leader_of(shard)
             failure = Failure(CallFate.NOT_SENT, f"oxia names no leader of shard {shard}")

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from forebay.cli import application
-from process.settings.keys import SETTINGS
+from process.settings.reference import SETTINGS
 from runtime.version import forebay_version
 
 

@@ -16,7 +16,7 @@ from forebay.commands.bench.load.routing import CLIENT, LEAST_IN_FLIGHT, OWNERS,
 from forebay.commands.bench.settings import Compression
 from forebay.kafka_client.failures import EXIT_USAGE, ClientFailed
 from forebay.kafka_client.options import parse_duration_ms
-from process.settings.keys import SETTINGS
+from process.settings.reference import SETTINGS
 
 if TYPE_CHECKING:
     import yaml

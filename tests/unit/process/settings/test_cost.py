@@ -1,7 +1,7 @@
 import pytest
 
-from process.settings.keys import SETTINGS
 from process.settings.model import Settings
+from process.settings.reference import SETTINGS
 
 
 @pytest.mark.parametrize(("written", "value", "shown"), [("250", 250.0, "250"), (99.5, 99.5, "99.50"), ("", None, ""), (None, None, "")])

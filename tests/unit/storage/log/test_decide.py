@@ -178,7 +178,7 @@ def test_a_batch_whose_sequences_wrap_inside_is_recognised_again() -> None:
 
 
 def test_a_fenced_or_deleted_partition_takes_nothing() -> None:
-    assert outcomes(run(Manifest(log_state=LogState.FENCED), Batch())) == [Outcome.FENCED]
+    assert outcomes(run(Manifest(log_state=LogState.FENCED), Batch())) == [Outcome.PARTITION_FENCED]
     assert outcomes(run(Manifest(log_state=LogState.DELETED), Batch())) == [Outcome.DELETED]
 
 

@@ -19,7 +19,7 @@ async def test_the_table_has_a_block_per_step() -> None:
     lines = trace_as_table(trace).splitlines()
 
     assert lines[0] == "orders/0 offset 1"
-    assert [line.split()[0] for line in lines[1:] if line and not line.startswith(" ")] == ["topic", "control", "entry", "object", "batch"]
+    assert [line.split()[0] for line in lines[1:] if line and not line.startswith(" ")] == ["topic", "manifest", "entry", "object", "batch"]
     assert lines[-1].endswith("OK")
 
 
@@ -30,7 +30,7 @@ async def test_a_trace_that_was_cut_off_shows_what_it_has() -> None:
 
     blocks = [line.split()[0] for line in trace_as_table(trace).splitlines()[1:] if line and not line.startswith(" ")]
 
-    assert blocks == ["topic", "control", "entry"]
+    assert blocks == ["topic", "manifest", "entry"]
     assert json.loads(trace_as_json(trace))["batch"] is None
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from forebay.commands.demo.cluster import choose_stores, own_stores
 from process.settings.errors import StartError
-from process.settings.keys import SETTINGS
 from process.settings.loading import load
+from process.settings.reference import SETTINGS
 
 DATA = Path("forebay-data")
 

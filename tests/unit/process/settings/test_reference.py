@@ -1,5 +1,5 @@
-from process.settings.keys import SETTINGS, key_of, nearest, variable_of
 from process.settings.model import DERIVED_FROM, Settings
+from process.settings.reference import SETTINGS, key_of, nearest, variable_of
 
 
 def test_every_setting_has_a_notation_that_reads_what_it_shows() -> None:

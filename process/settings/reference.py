@@ -1,4 +1,4 @@
-"""Every setting with its notation, default and description, read off the model: for messages and documents."""
+"""Every setting with its notation, default and description, read off `sections` and `model`: for messages and documents."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields

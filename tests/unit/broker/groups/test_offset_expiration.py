@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.groups.retention import Forgettable, due_of, due_of_offset, find_forgettable
+from broker.groups.offset_expiration import Forgettable, due_of, due_of_offset, find_forgettable
 from broker.groups.state import Committed, Group, GroupState, Member, Protocol
 from storage.catalog.groups import GroupHead
 from storage.vocabulary import PartitionId, TopicId
