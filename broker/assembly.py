@@ -18,7 +18,7 @@ from broker.audit import open_audit_log
 from broker.cluster.leadership import Leadership, leadership_of
 from broker.cluster.liveness import Peers
 from broker.cluster.ownership import Slots
-from broker.cluster.registration import BrokerLifecycle, Leaving
+from broker.cluster.registration import BrokerLifecycle, ControlledShutdown
 from broker.cluster.roles import OwnRoles, PreferredReplicas
 from broker.delayed_fetch import TRUSTED_POLL_S, Waiters
 from broker.dispatch import Dispatch
@@ -370,7 +370,7 @@ async def open_broker(
             administration=Administration(audit.write if audit is not None else None),
             roles=roles,
         )
-        leaving = Leaving(clock=clock)
+        controlled_shutdown = ControlledShutdown(clock=clock)
         compressing = ThreadBlocking(threads=THREADS, name="recompress")
         closing.callback(compressing.close)
         recompression = Recompression(blocking=compressing, nursery=nursery, clock=clock, telemetry=telemetry)
@@ -399,14 +399,14 @@ async def open_broker(
                 tracing=tracing,
             ),
             fetch_handler=fetching,
-            leaving=leaving,
+            controlled_shutdown=controlled_shutdown,
             responses=responses,
             clock=clock,
             telemetry=telemetry,
         )
         server = Server(
             requests=dispatch,
-            leaving=leaving,
+            controlled_shutdown=controlled_shutdown,
             admission=admission,
             responses=responses,
             limits=ConnectionLimits(
@@ -461,7 +461,7 @@ async def open_broker(
                 objects=opened.objects,
                 produce=dispatch.wide_produce,
                 fetch=fetching,
-                leaving=leaving,
+                controlled_shutdown=controlled_shutdown,
                 admission=admission,
                 responses=responses,
                 address_of=server.address_of,

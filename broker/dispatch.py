@@ -12,7 +12,7 @@ import structlog
 from kio.schema.errors import ErrorCode
 from prometheus_client import Counter, Histogram
 
-from broker.cluster.registration import Leaving
+from broker.cluster.registration import ControlledShutdown
 from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import NOTHING_UNREAD, BatchRoom, Produce, WideProduce, read_wide, refuse_all, write_wide
 from broker.handlers.log.repeated_list_offsets import RepeatedListOffsets, replied
@@ -56,7 +56,7 @@ LONG_REPLY_BYTES: Final = 16 * KIB
 
 _API_VERSIONS: Final = 18
 
-LEAVING: Final = "this broker is shutting down: look for the leader again"
+SHUTTING_DOWN: Final = "this broker is shutting down: look for the leader again"
 
 log = structlog.get_logger("dispatch")
 _slow_log = structlog.get_logger("requests")
@@ -168,7 +168,7 @@ class Dispatch:
         parts: BrokerParts,
         produce_handler: Produce,
         fetch_handler: Fetch,
-        leaving: Leaving,
+        controlled_shutdown: ControlledShutdown,
         responses: Responses,
         clock: Clock,
         telemetry: Telemetry,
@@ -177,7 +177,7 @@ class Dispatch:
         self._slow_s = parts.limits.slow_request_s
         self._timeout_s = parts.limits.handler_timeout_s
         self._waiting_timeouts_s = dict.fromkeys(WAITING_APIS, 2 * parts.groups.limits.join_wait_s_max)
-        self._leaving = leaving
+        self._controlled_shutdown = controlled_shutdown
         self._leaves_producing = Role.PRODUCE not in parts.roles.own
         self._produce = produce_handler
         self._fetch = fetch_handler
@@ -217,7 +217,7 @@ class Dispatch:
 
     def start(self, frame: memoryview, connection: Client, done: Done) -> bool:
         prefix = connection.lone_prefix
-        if prefix is not None and not self._leaving.is_asking and not self._leaves_producing:
+        if prefix is not None and not self._controlled_shutdown.is_asking and not self._leaves_producing:
             lone = prefix.match(frame)
             if lone is not None and self._start_lone(prefix, lone, len(frame), connection, done):
                 return True
@@ -238,8 +238,8 @@ class Dispatch:
             self._room.give_back(1)
             reply: bytes | bytearray | None
             try:
-                if self._leaving.is_asking or result.error_code:
-                    throttle_ms = self._leaving.throttle_ms(connection)
+                if self._controlled_shutdown.is_asking or result.error_code:
+                    throttle_ms = self._controlled_shutdown.throttle_ms(connection)
                     reply = produce.write_response(version, correlation_id, ProduceResponse([result], throttle_ms))
                 else:
                     reply = prefix.reply(correlation_id, result)
@@ -340,8 +340,8 @@ class Dispatch:
         """Why its client has to look for the leader again. One that waits for no answer (acks=0) cannot learn of it, so it is served."""
         if request.acks == 0:
             return None
-        if self._leaving.is_refusing:
-            return LEAVING
+        if self._controlled_shutdown.is_refusing:
+            return SHUTTING_DOWN
         return self._parts.roles.refuses(Role.PRODUCE, connection.listener) if self._leaves_producing else None
 
     async def handle(self, frame: memoryview, connection: Client) -> Sequence[Buffer] | None:
@@ -472,7 +472,7 @@ class Dispatch:
             if first_error:
                 connection.close()
             return header, None, first_error
-        throttle_ms = self._leaving.throttle_ms(connection) if self._leaving.is_asking else 0
+        throttle_ms = self._controlled_shutdown.throttle_ms(connection) if self._controlled_shutdown.is_asking else 0
         reply = await write_wide(header.api_version, header.correlation_id, ProduceResponse(results, throttle_ms))
         return header, [reply], first_error
 
@@ -565,5 +565,5 @@ class Dispatch:
             if any(result.error_code for result in results):
                 connection.close()  # as Kafka does: the only way to tell a client that waits for no answer
             return None
-        throttle_ms = self._leaving.throttle_ms(connection) if self._leaving.is_asking else 0
+        throttle_ms = self._controlled_shutdown.throttle_ms(connection) if self._controlled_shutdown.is_asking else 0
         return [produce.write_response(header.api_version, header.correlation_id, ProduceResponse(results, throttle_ms))]

@@ -11,7 +11,7 @@ import structlog
 
 from broker.addresses import IN_PLACE, Addresses, ClientAddress, ConnectionPlaces
 from broker.admission import STALLED, Admission
-from broker.cluster.registration import Leaving
+from broker.cluster.registration import ControlledShutdown
 from broker.connection import HTTP, NO_MEMORY, TLS, Connection, Requests
 from broker.protocol.wire import OtherProtocol, ProtocolViolation
 from broker.responses import UNREAD, Responses
@@ -79,7 +79,7 @@ class Server:
         *,
         requests: Requests,
         admission: Admission,
-        leaving: Leaving,
+        controlled_shutdown: ControlledShutdown,
         responses: Responses,
         limits: ConnectionLimits,
         clock: Clock,
@@ -90,7 +90,7 @@ class Server:
         """`http_address`: where HTTP is served, for those who speak it here."""
         self._requests = requests
         self._admission = admission
-        self._leaving = leaving
+        self._controlled_shutdown = controlled_shutdown
         self._responses = responses
         self._limits = limits
         self._clock = clock
@@ -147,11 +147,11 @@ class Server:
         """
         began_s = self._clock.monotonic_s()
         while self._connections and (left_s := began_s + drain_s - self._clock.monotonic_s()) > 0:
-            self._leaving.ask()
+            self._controlled_shutdown.ask()
             if left_s <= drain_s / 2:
-                self._leaving.refuse()
+                self._controlled_shutdown.refuse()
             for connection in tuple(self._connections):
-                if self._leaving.has_understood(connection, last_received_s=connection.last_active_s):
+                if self._controlled_shutdown.has_understood(connection, last_received_s=connection.last_active_s):
                     connection.finish()
             await self._closed_within(min(left_s, LOOK_EVERY_S))
 
@@ -159,13 +159,13 @@ class Server:
         """Stop accepting, close connections between requests, answer what was received for at most `drain_s`, then cut them off."""
         self._is_draining = True
         self.stop_listening()
-        self._leaving.refuse()
+        self._controlled_shutdown.refuse()
         began_s = now_s = self._clock.monotonic_s()
         while (unanswered := [one for one in self._connections if not one.has_parted]) and now_s < began_s + drain_s:
             for connection in unanswered:
                 if now_s >= began_s + FINISH_S or (connection.waits_for_client and now_s >= connection.last_active_s + STUCK_S):
                     connection.drain()
-                elif not self._leaving.is_under_way(connection, last_received_s=connection.last_active_s):
+                elif not self._controlled_shutdown.is_under_way(connection, last_received_s=connection.last_active_s):
                     connection.finish()
             await self._closed_within(LOOK_EVERY_S)
             now_s = self._clock.monotonic_s()
@@ -244,7 +244,7 @@ class Server:
             task.cancel()
             self._gauge.labels(connection.listener).dec()
         self._places.give_back(connection)
-        self._leaving.forget(connection)
+        self._controlled_shutdown.forget(connection)
         if not self._connections:
             self._all_closed.set()
 

@@ -3,7 +3,7 @@
 Without a registration a broker goes on serving: every commit is a CAS, and what was begun under the old epoch is settled under it
 (storage/log/commit.py). It only leads nothing for clients, as long as there are others (docs/internals/design/coordination.md).
 
-`Leaving` gets producers to leave a draining broker before it closes connections (docs/internals/adr/0016-leaving-without-an-error.md).
+`ControlledShutdown` gets producers to leave a draining broker before it closes connections (docs/internals/adr/0016-leaving-without-an-error.md).
 """
 
 import asyncio
@@ -154,7 +154,7 @@ class BrokerLifecycle:
             self._on_change(None)
 
 
-class Leaving:
+class ControlledShutdown:
     """Gets producers to leave before their connections are closed. Made once per broker; `ask`, then `refuse`.
 
     A client that has a request under way when its connection closes cannot know what became of it: without retries that is an error.

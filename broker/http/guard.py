@@ -395,7 +395,7 @@ class Guard:
         if content_types and request.method in ("POST", "PATCH", "PUT") and request.content_type not in content_types:
             text = f"the content-type is {request.headers.get('Content-Type', 'missing')[:200]}: send {' or '.join(content_types)}"
             raise HttpError(415, "UnsupportedMediaType", text)
-        if self.parts.leaving.is_refusing and access not in (Access.OPEN, Access.OPERATE):
+        if self.parts.controlled_shutdown.is_refusing and access not in (Access.OPEN, Access.OPERATE):
             raise too_busy("this broker is shutting down: ask another")
 
     def _check_access(self, access: Access) -> None:

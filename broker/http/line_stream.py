@@ -216,7 +216,7 @@ class LinesIn:
             self._answered.clear()
             async with asyncio.timeout(self._limits.idle_timeout_s):
                 await self._answered.wait()
-        if self._parts.leaving.is_refusing:
+        if self._parts.controlled_shutdown.is_refusing:
             raise HttpError(503, "BackPressureRejected", "this broker is shutting down: go on at another")
         by_partition: dict[tuple[str, int], list[AnyRecord]] = {}
         spans: dict[tuple[str, int], tuple[int, int]] = {}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from broker.addresses import ClientAddress
 from broker.admission import Admission
-from broker.cluster.registration import Leaving
+from broker.cluster.registration import ControlledShutdown
 from broker.handlers.log.fetch import Fetch
 from broker.handlers.log.produce import WideProduce
 from broker.handling.context import BrokerParts
@@ -33,7 +33,7 @@ class HttpParts:
     objects: ObjectStore
     produce: WideProduce
     fetch: Fetch
-    leaving: Leaving
+    controlled_shutdown: ControlledShutdown
     admission: Admission
     responses: Responses
     address_of: Callable[[str], ClientAddress]

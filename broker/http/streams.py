@@ -239,7 +239,7 @@ class RecordsOut:
                     del positions[named]
                 if not positions:
                     break
-                if self._parts.leaving.is_asking:
+                if self._parts.controlled_shutdown.is_asking:
                     await self._write(self._form.error({"error_type": "BackPressureRejected", "error": "this broker is shutting down"}))
                     break
                 try:

@@ -14,7 +14,7 @@ from kio.serial import entity_reader
 from structlog.testing import capture_logs
 
 from broker.addresses import Addresses
-from broker.cluster.registration import THROTTLE_MS, Leaving
+from broker.cluster.registration import THROTTLE_MS, ControlledShutdown
 from broker.dispatch import (
     LARGE_ANSWERS_MAX,
     LARGE_REQUEST_BYTES,
@@ -81,7 +81,7 @@ class Desk:
     telemetry: Telemetry
     client: FakeClient
     topics: Topics
-    leaving: Leaving
+    controlled_shutdown: ControlledShutdown
     cluster: Cluster
 
     def counted(self, api: str, error: str) -> float | None:
@@ -110,17 +110,17 @@ async def desk(*, clock: Clock | None = None, limits: BrokerLimits = DEFAULT_BRO
     telemetry = Telemetry()
     responses = Responses(bytes_max=64 * MIB, telemetry=telemetry, soon=asyncio.get_running_loop().call_soon_threadsafe)
     async with cluster(limits=limits) as made, node(request_limits=limits) as log:
-        leaving = Leaving(clock=SystemClock())
+        controlled_shutdown = ControlledShutdown(clock=SystemClock())
         dispatch = Dispatch(
             parts=made.context.parts,
             produce_handler=log.produce,
             fetch_handler=log.fetch,
-            leaving=leaving,
+            controlled_shutdown=controlled_shutdown,
             responses=responses,
             clock=clock or SystemClock(),
             telemetry=telemetry,
         )
-        yield Desk(dispatch, log, telemetry, FakeClient(), made.topics, leaving, made)
+        yield Desk(dispatch, log, telemetry, FakeClient(), made.topics, controlled_shutdown, made)
 
 
 def joined(reply: Sequence[Buffer] | None) -> bytes | None:
@@ -299,7 +299,7 @@ async def test_a_broker_that_asks_its_clients_to_leave_appends_as_ever_and_says_
     async with desk() as broker:
         await broker.node.create("t")
         before = answer(await broker.produce(produced("t", record_batch())), 0, 9)
-        broker.leaving.ask()
+        broker.controlled_shutdown.ask()
         asked = answer(await broker.produce(produced("t", record_batch())), 0, 9)
 
         assert before.throttle_time == datetime.timedelta(0)
@@ -312,7 +312,7 @@ async def test_a_broker_that_asks_its_clients_to_leave_appends_as_ever_and_says_
 async def test_a_broker_that_refuses_to_produce_names_no_leader_and_has_appended_nothing(version: int) -> None:
     async with desk() as broker:
         await broker.node.create("t")
-        broker.leaving.refuse()
+        broker.controlled_shutdown.refuse()
         refused = answer(await broker.produce(produced("t", record_batch(), version=version)), 0, version)
         unknown = answer(await broker.produce(produced("u", record_batch())), 0, 9)
         fetched_then = answer(await broker.handle(fetched("t")), 1, 11).responses[0].partitions[0]
@@ -326,7 +326,7 @@ async def test_a_broker_that_refuses_to_produce_names_no_leader_and_has_appended
 async def test_who_waits_for_no_answer_is_served_to_the_end() -> None:
     async with desk() as broker:
         await broker.node.create("t")
-        broker.leaving.refuse()
+        broker.controlled_shutdown.refuse()
         await broker.produce(produced("t", record_batch(), acks=0))
         read = answer(await broker.handle(fetched("t")), 1, 11).responses[0].partitions[0]
 
@@ -548,14 +548,14 @@ async def test_a_large_answer_whose_client_left_gives_its_place_to_others() -> N
     async with desk() as made:
         await made.topics.create("large", partition_count=1_000, replication_factor=1, configs={})
         async with asyncio.TaskGroup() as group:
-            leaving = [group.create_task(made.handle(metadata("large"))) for _ in range(2 * LARGE_ANSWERS_MAX)]
+            controlled_shutdown = [group.create_task(made.handle(metadata("large"))) for _ in range(2 * LARGE_ANSWERS_MAX)]
             for _ in range(5):
                 await asyncio.sleep(0)
-            for task in leaving:
+            for task in controlled_shutdown:
                 task.cancel()
         reply = await made.handle(metadata("large"))
 
-    assert all(task.cancelled() for task in leaving)
+    assert all(task.cancelled() for task in controlled_shutdown)
     assert len(answer(reply, METADATA, 9).topics[0].partitions) == 1_000
 
 

@@ -10,7 +10,7 @@ import structlog.testing
 
 from broker import server as server_module
 from broker.admission import Admission
-from broker.cluster.registration import QUIET_S, Leaving
+from broker.cluster.registration import QUIET_S, ControlledShutdown
 from broker.connection import STOPPED_S
 from broker.responses import UNREAD_S, Responses
 from broker.server import CONNECTIONS, EVICTED, STALLED_S, VIOLATIONS, ConnectionLimits, Server
@@ -66,7 +66,7 @@ class Listening:
     server: Server
     requests: FakeRequests
     admission: Admission
-    leaving: Leaving
+    controlled_shutdown: ControlledShutdown
     responses: Responses
     clock: ManualClock
     telemetry: Telemetry
@@ -106,16 +106,16 @@ async def until(is_so: Callable[[], bool]) -> bool:
 async def listening(*, idle_check_s: float = 15.0) -> AsyncIterator[Listening]:
     requests, clock, telemetry = FakeRequests(), ManualClock(), Telemetry()
     soon = asyncio.get_running_loop().call_soon_threadsafe
-    admission, leaving = (
+    admission, controlled_shutdown = (
         Admission(bytes_max=BUDGET_BYTES, telemetry=telemetry, soon=soon, later=asyncio.get_running_loop().call_later),
-        Leaving(clock=clock),
+        ControlledShutdown(clock=clock),
     )
     responses = Responses(bytes_max=BUDGET_BYTES, telemetry=telemetry, soon=soon)
     async with Nursery() as nursery, contextlib.AsyncExitStack() as closing:
         server = Server(
             requests=requests,
             admission=admission,
-            leaving=leaving,
+            controlled_shutdown=controlled_shutdown,
             responses=responses,
             limits=ConnectionLimits(CONNECTIONS_MAX, IDLE_S, idle_check_s=idle_check_s),
             clock=clock,
@@ -123,7 +123,7 @@ async def listening(*, idle_check_s: float = 15.0) -> AsyncIterator[Listening]:
             telemetry=telemetry,
         )
         bound = closing.enter_context(bind("127.0.0.1", 0))
-        served = Listening(server, requests, admission, leaving, responses, clock, telemetry, bound.getsockname()[1], closing)
+        served = Listening(server, requests, admission, controlled_shutdown, responses, clock, telemetry, bound.getsockname()[1], closing)
         server.serve(LISTENER, bound)
         yield served
         await server.drain(drain_s=0.0)
@@ -505,12 +505,12 @@ async def test_producers_are_asked_to_leave_and_refused_from_the_middle_of_the_d
     async with listening() as served, asyncio.TaskGroup() as group:
         caller = await served.connect()
         await served.has_open(1)
-        before = served.leaving.throttle_ms("a")
+        before = served.controlled_shutdown.throttle_ms("a")
         seeing_off = group.create_task(served.server.see_off(drain_s=10.0))
-        await until(lambda: served.leaving.throttle_ms("a") > 0)
-        is_refusing_at_first = served.leaving.is_refusing
+        await until(lambda: served.controlled_shutdown.throttle_ms("a") > 0)
+        is_refusing_at_first = served.controlled_shutdown.is_refusing
         served.clock.advance(5.1)
-        await until(lambda: served.leaving.is_refusing)
+        await until(lambda: served.controlled_shutdown.is_refusing)
         await caller.close()
         await seeing_off
 
@@ -526,7 +526,7 @@ async def test_who_was_asked_to_leave_is_closed_when_it_has_been_silent_and_who_
         other = await served.connect()
         await served.has_open(2)
         seeing_off = group.create_task(served.server.see_off(drain_s=100.0))
-        await until(lambda: served.leaving.throttle_ms(connection) > 0)
+        await until(lambda: served.controlled_shutdown.throttle_ms(connection) > 0)
         served.clock.advance(QUIET_S / 2)
         asked.send(b"P1")
         await served.has_begun(1)

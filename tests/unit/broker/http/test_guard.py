@@ -162,7 +162,7 @@ def test_beyond_this_machine_the_api_is_off_until_somebody_says_otherwise() -> N
 
 
 async def test_a_broker_that_leaves_writes_nothing(http: Http) -> None:
-    http.member.broker.http.leaving.refuse()
+    http.member.broker.http.controlled_shutdown.refuse()
 
     async with http.session.post("/produce", json=ONE) as response:
         answer = await response.json()

@@ -271,7 +271,7 @@ async def test_streams_end_when_the_broker_leaves(http: Http) -> None:
     await http.produced("t", 0, ["a"])
     async with Events(http, "/tail/t?from=start") as events:
         await events.next()
-        http.member.broker.http.leaving.ask()
+        http.member.broker.http.controlled_shutdown.ask()
         await http.produced("t", 0, ["b"])
         assert (await events.next())[0] == "record"
         assert (await events.next())[2]["error_type"] == "BackPressureRejected"
