@@ -4,7 +4,7 @@ Everything about the log of a topic is keyed by its id, so a topic that was dele
 The cache may be behind (hints get lost, entries live for half a minute, from when their read began): a topic found in it may be gone, and
 one that is not found in it may exist. Writers are safe all the same: the manifests of a deleted topic say so.
 
-While the store does not answer for the catalog (`Silence`), topics stay in the cache for STALE_S longer, unless something contradicts them.
+While the store does not answer for the catalog (`Unavailability`), topics stay in the cache for STALE_S longer, unless something contradicts them.
 That rests on the same: a topic that was deleted takes no appends and has no records, whoever still believes in it; a broker that finds that
 out forgets it.
 """
@@ -44,7 +44,7 @@ from storage.vocabulary import TopicId
 __all__ = ["CACHE_TOPICS_MAX", "PARTITIONS_MAX", "TIMEOUT_S", "Topic", "TopicState", "Topics"]
 
 SILENT_FOR_S: Final = 10.0
-"""A read that failed says so much about the next ones. `Silence.watch` looks more often than that."""
+"""A read that failed says so much about the next ones. `Unavailability.watch` looks more often than that."""
 STALE_S: Final = 600.0
 """How much older a topic in the cache may be while the catalog is silent."""
 TIMEOUT_S: Final = DEFAULT_LIMITS.topics_timeout_s
@@ -69,7 +69,7 @@ K = TypeVar("K")
 _log: Final = structlog.get_logger()
 
 
-class Silence:
+class Unavailability:
     def __init__(self, metadata: MetadataStore, *, clock: Clock, limits: CatalogLimits = DEFAULT_LIMITS) -> None:
         self._limits = limits
         self._metadata = metadata
@@ -125,7 +125,7 @@ class Topics:
     ) -> None:
         self._limits = limits
         self._metadata = metadata
-        self._silence = Silence(metadata, clock=clock, limits=limits)
+        self._unavailability = Unavailability(metadata, clock=clock, limits=limits)
         self._stale = (telemetry or Telemetry()).counter(STALE)
         self._clock = clock
         self._ids = ids
@@ -150,12 +150,12 @@ class Topics:
 
     async def watch(self) -> None:
         """Notice when a catalog that was silent speaks again, until cancelled. Without it one lookup in ten seconds finds that out."""
-        await self._silence.watch()
+        await self._unavailability.watch()
 
     @property
     def is_silent(self) -> bool:
         """Whether what is found may be stale, since the store does not answer for the catalog: no ground to say that something is not."""
-        return self._silence.is_on
+        return self._unavailability.is_on
 
     def find(self, name: str) -> Topic | None:
         """The topic as cached. None says that it is not cached, never that it does not exist."""
@@ -168,7 +168,7 @@ class Topics:
             return topic
         if late_s >= STALE_S:
             self.forget(name)
-        elif self._silence.is_on:
+        elif self._unavailability.is_on:
             self._stale.inc()
             return topic
         return None
@@ -377,7 +377,7 @@ class Topics:
         """What was read, or why nothing was. Raises what is no silence of the store: a record that cannot be read."""
         limits = self._limits
         timeout_max_s = limits.topics_stale_timeout_s if is_known else limits.topics_timeout_s
-        timeout_max_s = limits.topics_silent_timeout_s if self._silence.is_on else timeout_max_s
+        timeout_max_s = limits.topics_silent_timeout_s if self._unavailability.is_on else timeout_max_s
         timeout_s = timeout_max_s if timeout_s is None else min(timeout_s, timeout_max_s)
         try:
             async with asyncio.timeout(timeout_s):
@@ -386,7 +386,7 @@ class Topics:
             unread = Unavailable(f"topics were not read in time: topics={len(wanted)} after_s={timeout_s}")
         except Unavailable as error:
             unread = Unavailable(str(error))
-        self._silence.note_failure(str(unread))
+        self._unavailability.note_failure(str(unread))
         return {}, unread
 
     async def _active(self, read: Mapping[K, Topic | None]) -> dict[K, Topic]:
@@ -416,7 +416,7 @@ class Topics:
         for begin in range(0, len(names), _READ_KEYS_MAX):
             part = names[begin : begin + _READ_KEYS_MAX]
             records = await self._metadata.get_many(await turns.each(keys.topic, part))
-            self._silence.note_answer()
+            self._unavailability.note_answer()
             for name, record in zip(part, records, strict=True):
                 topics[name] = topic = None if record is None else decode_topic(record)
                 if topic is None or topic.state is not TopicState.ACTIVE:
@@ -427,7 +427,7 @@ class Topics:
 
     async def _read_ids(self, topic_ids: list[TopicId]) -> dict[TopicId, Topic | None]:
         records = await read_topic_ids(self._metadata, topic_ids)
-        self._silence.note_answer()
+        self._unavailability.note_answer()
         turns = Turns()
         names: dict[TopicId, str] = {}
         for topic_id, record in zip(topic_ids, records, strict=True):
