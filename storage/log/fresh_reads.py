@@ -2,7 +2,7 @@
 
 Promise 5 rests on this: "at least as new as every ack given by any broker" needs a read issued after the question arrived. Each shard of
 the metadata store is read by itself, one read at a time: a silent one holds up only those that ask for its partitions.
-`ReadBarriers` is for answers that no retry heals: a read may come from a deposed leader, a write does not.
+`ReadBarriers` is for final answers: a read may come from a deposed leader, a write does not.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ DOUBT_EVERY_S: Final = 1.0
 
 
 class ReadBarriers:
-    """Writes that show a manifest to be the newest, before an answer that no retry heals.
+    """Writes that show a manifest to be the newest, before a final answer.
 
     docs/internals/design/reading.md#reads-from-a-deposed-leader says why.
 

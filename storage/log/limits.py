@@ -199,7 +199,7 @@ class LogLimits:
     """Records of a batch that are looked at: a third of a second of a thread."""
 
     # Objects that are damaged: reader
-    damage_kept_max: int = 1_024
+    corrupt_reads_kept_max: int = 1_024
 
     # Scans of all entries: index
     chunks_per_turn: int = 16

@@ -21,7 +21,7 @@ from storage.log.inline_backlog import InlineBacklog
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.page_store import ProducerReads
 from storage.log.partition import BrokerEpoch, Partitions, TailCache
-from storage.log.reader import Damage, Reader
+from storage.log.reader import CorruptReads, Reader
 from storage.log.time_search import TimeSearch
 from storage.log.tracing import Tracing
 from storage.log.traffic import TopicTraffic
@@ -127,13 +127,13 @@ def open_log(
         limits=limits,
     )
     index = EntryIndex(metadata=metadata, manifest_reads=manifest_reads, limits=limits)
-    damage = Damage(clock=clock, telemetry=telemetry, limits=limits)
+    corrupt_reads = CorruptReads(clock=clock, telemetry=telemetry, limits=limits)
     reader = Reader(
         index=index,
         objects=blocks.store,
         blocks=blocks,
         manifest_reads=manifest_reads,
-        damage=damage,
+        corrupt_reads=corrupt_reads,
         clock=clock,
         nursery=nursery,
         telemetry=telemetry,

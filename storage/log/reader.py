@@ -3,7 +3,7 @@
 offset → entry (index) → window of its span (blocks) → scan → CRC of each batch → base offsets → bytes
 
 Bytes that come back otherwise than they were written are read once more before a client hears of it: the pieces they came from leave the
-cache, the manifest is read again, and so is the object. Only bytes that are damaged twice are an alarm (`Damage`). A read of the
+cache, the manifest is read again, and so is the object. Only bytes that are damaged twice are an alarm (`CorruptReads`). A read of the
 object store is a `Flight`, which outlives the fetch that asked for it.
 """
 
@@ -59,22 +59,22 @@ _log: Final = structlog.get_logger()
 READ_TIMEOUT_S: Final = 20.0
 
 
-class Damage:
-    """Damage that one broker's reads have met: counted, logged once, and not read again at once.
+class CorruptReads:
+    """Corrupt reads of one broker: counted, logged once, and not read again at once.
 
-    A read that meets damage is repeated once. Damage found the second time, too, is remembered for a while, so that clients which keep
+    A corrupt read is repeated once. What is corrupt the second time, too, is remembered for a while, so that clients which keep
     asking cost neither GETs nor log lines.
     """
 
     def __init__(self, *, clock: Clock, telemetry: Telemetry, limits: LogLimits = DEFAULT_LIMITS) -> None:
         self._clock = clock
-        self._confirmed: LruCache[tuple[PartitionId, int], tuple[float, str]] = LruCache(limits.damage_kept_max)
-        self._told_s: LruCache[tuple[str, PartitionId], float] = LruCache(limits.damage_kept_max)
+        self._confirmed: LruCache[tuple[PartitionId, int], tuple[float, str]] = LruCache(limits.corrupt_reads_kept_max)
+        self._told_s: LruCache[tuple[str, PartitionId], float] = LruCache(limits.corrupt_reads_kept_max)
         self._lines_since_s = -LINES_PER_S
         self._lines = self._untold = 0
         reads = telemetry.counter(CORRUPT_READS)
         self._reads = {cause: reads.labels(cause) for cause in CAUSES}
-        self._healed = telemetry.counter(RECOVERED_READS)
+        self._recovered = telemetry.counter(RECOVERED_READS)
 
     def check(self, partition: PartitionId, offset: int) -> None:
         """Raise what the last reads of `offset` ended with, if it was damage, and not long ago."""
@@ -88,9 +88,9 @@ class Damage:
         """A read gave what was not written."""
         self._reads[cause].inc()
 
-    def heal(self, partition: PartitionId, offset: int, *, key: str, first: StorageError) -> None:
+    def recovered(self, partition: PartitionId, offset: int, *, key: str, first: StorageError) -> None:
         """The second read gave what was written."""
-        self._healed.inc()
+        self._recovered.inc()
         self._confirmed.pop((partition, offset))
         if self._is_news(key, partition):
             untold = self._take_untold()
@@ -375,7 +375,7 @@ class Reader:
         objects: RangeSource,
         blocks: BlockCache,
         manifest_reads: ManifestReads,
-        damage: Damage,
+        corrupt_reads: CorruptReads,
         clock: Clock,
         nursery: Nursery,
         telemetry: Telemetry,
@@ -385,7 +385,7 @@ class Reader:
         self._index = index
         self._blocks = blocks
         self._manifest_reads = manifest_reads
-        self._damage = damage
+        self._corrupt_reads = corrupt_reads
         self._places = LruCache[tuple[PartitionId, int], ReadPlace](limits.read_places_kept_max)
         """Where reads ended, by the offset that comes next: a reader that goes on from there skips what comes before it in its entry."""
         self._nursery = nursery
@@ -450,7 +450,7 @@ class Reader:
         `is_in_order`: the reader goes through the log, and will want what follows. `is_awaited`: whether anybody still takes what was read
         when that has ended; what nobody takes will be read again.
         """
-        self._damage.check(log.partition, offset)
+        self._corrupt_reads.check(log.partition, offset)
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 return await self._stored_at(log, offset, _Terms(bytes_max, at_least_one, is_in_order, is_awaited))
@@ -496,16 +496,16 @@ class Reader:
     ) -> BatchRun | Gap | None:
         """The second look, after the first gave what was not written."""
         key = object_of(source, log.partition)
-        self._damage.note(_cause(first))
+        self._corrupt_reads.note(_cause(first))
         try:
             with caused_by("repair"):
                 run = await self._read_source(log, source, offset, terms)
         except (NotFound, EndsEarly, Corrupt) as second:
-            self._damage.note(_cause(without_frames(second)))
+            self._corrupt_reads.note(_cause(without_frames(second)))
             confirmed = _confirmed(second, log, offset)
-            self._damage.confirm(log.partition, offset, key=key, cause=_cause(second), what=confirmed)
+            self._corrupt_reads.confirm(log.partition, offset, key=key, cause=_cause(second), what=confirmed)
             raise Corrupt(confirmed) from None
-        self._damage.heal(log.partition, offset, key=key, first=first)
+        self._corrupt_reads.recovered(log.partition, offset, key=key, first=first)
         return run
 
     async def _read_source(self, log: PartitionLog, source: EntrySource, offset: int, terms: _Terms) -> BatchRun | Gap | None:

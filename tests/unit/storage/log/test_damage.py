@@ -2,7 +2,7 @@ from structlog.testing import capture_logs
 
 from runtime.telemetry import Telemetry
 from storage.errors import Corrupt
-from storage.log.reader import LINES_MAX, LINES_PER_S, TELL_AGAIN_S, Cause, Damage
+from storage.log.reader import LINES_MAX, LINES_PER_S, TELL_AGAIN_S, Cause, CorruptReads
 from storage.vocabulary import PartitionId, TopicId
 from tests.kit.faulty_metadata import ManualClock
 
@@ -14,10 +14,10 @@ def partition(number: int) -> PartitionId:
 class Seen:
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.damage = Damage(clock=self.clock, telemetry=Telemetry())
+        self.corrupt_reads = CorruptReads(clock=self.clock, telemetry=Telemetry())
 
     def confirm(self, number: int, cause: Cause = "missing") -> None:
-        self.damage.confirm(partition(number), 5, key="wal/x", cause=cause, what="gone")
+        self.corrupt_reads.confirm(partition(number), 5, key="wal/x", cause=cause, what="gone")
 
 
 def test_what_is_missing_is_told_apart_from_what_is_damaged() -> None:
@@ -25,7 +25,7 @@ def test_what_is_missing_is_told_apart_from_what_is_damaged() -> None:
     with capture_logs() as logs:
         for number, cause in enumerate(("missing", "short", "corrupt")):
             seen.confirm(number, cause)
-        seen.damage.heal(partition(9), 5, key="wal/x", first=Corrupt("first"))
+        seen.corrupt_reads.recovered(partition(9), 5, key="wal/x", first=Corrupt("first"))
 
     assert [line["event"] for line in logs] == ["data_missing", "data_damaged", "data_damaged", "read_recovered"]
     assert {name: logs[0][name] for name in ("log_level", "object", "partition", "offset", "cause")} == {

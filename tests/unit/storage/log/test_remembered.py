@@ -18,7 +18,7 @@ from storage.log.index import KeptChunks
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog, Partitions
 from storage.log.producers import PAGE_GARBAGE_MAX
-from storage.log.reader import Damage, Flights
+from storage.log.reader import CorruptReads, Flights
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Put
 from storage.vocabulary import PartitionId
@@ -145,7 +145,7 @@ async def test_pages_of_producers_that_were_dropped_from_memory_are_read_again()
 
 
 def test_damage_that_was_forgotten_is_looked_at_again() -> None:
-    known = Damage(clock=ManualClock(), telemetry=Telemetry(), limits=LogLimits(damage_kept_max=3))
+    known = CorruptReads(clock=ManualClock(), telemetry=Telemetry(), limits=LogLimits(corrupt_reads_kept_max=3))
     for offset in range(5):
         known.confirm(PARTITION, offset, key=f"wal/{offset}", cause="missing", what=f"gone: {offset}")
 

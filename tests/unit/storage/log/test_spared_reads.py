@@ -164,7 +164,7 @@ async def test_damage_in_memory_is_not_served_and_left_to_a_read_which_drops_it(
 
 async def test_damage_that_is_known_is_told_by_the_read_and_what_is_well_in_memory_is_served(broker: Rig) -> None:
     await read(broker, 0, 1_000)
-    broker.parts.reader._damage.confirm(PARTITION, 0, key="k", cause="missing", what="damaged")
+    broker.parts.reader._corrupt_reads.confirm(PARTITION, 0, key="k", cause="missing", what="damaged")
 
     assert isinstance(spare(broker, 0, 1_000), BatchRun)
     with pytest.raises(Corrupt, match="damaged"):
