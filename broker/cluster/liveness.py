@@ -145,7 +145,7 @@ class Peers:
                 self._ask(found)
         return standing
 
-    async def stands(self, session_id: int) -> bool:
+    async def is_valid(self, session_id: int) -> bool:
         """Whether there is no evidence that the broker registered under that session is dead.
 
         Asks it if that was not done within `FRESH_S`, and waits for at most `PROBE_S` if the answer can make a difference.

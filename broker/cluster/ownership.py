@@ -45,7 +45,7 @@ class Standing(Protocol):
         """As `standing`, for a question about a group."""
         ...
 
-    async def stands(self, session_id: int) -> bool:
+    async def is_valid(self, session_id: int) -> bool:
         """False if who registered under that session is known to be dead. Raises `StorageError`."""
         ...
 
@@ -66,7 +66,7 @@ class AsRegistered:
     async def meet(self) -> list[BrokerRecord]:
         return await self._brokers.live()
 
-    async def stands(self, session_id: int) -> bool:  # noqa: ARG002
+    async def is_valid(self, session_id: int) -> bool:  # noqa: ARG002
         return True
 
     def note_life(self, session_id: int) -> None:
@@ -94,15 +94,15 @@ class Slots:
 
     @property
     def claims(self) -> list[Claim]:
-        """Claims that were taken and not given up; `stands` says whether they are valid."""
+        """Claims that were taken and not given up; `is_valid` says whether they are valid."""
         return list(self._claims.values())
 
     def find(self, slot: int) -> Claim | None:
         """The claim of this broker on that slot, if it is valid."""
         claim = self._claims.get(slot)
-        return claim if claim is not None and self.stands(claim) else None
+        return claim if claim is not None and self.is_valid(claim) else None
 
-    def stands(self, claim: Claim) -> bool:
+    def is_valid(self, claim: Claim) -> bool:
         """Whether the session of the claim is that of the registration, and not lost. False for ever once it was false."""
         return self._brokers.session is claim.session and self._claims.get(claim.slot) is claim
 
@@ -178,7 +178,7 @@ class Slots:
         if replaced is not None and replaced.session_id == session_id and replaced.version < record.version:
             # The dead do not take claims back.
             self._peers.note_life(session_id)
-        return await self._peers.stands(session_id)
+        return await self._peers.is_valid(session_id)
 
     async def holders(self, groups: Iterable[str]) -> dict[str, int | None]:
         """The coordinator of each group: the holder of its slot's claim, else the winner. None: no broker lives. Raises `StorageError`."""
@@ -216,7 +216,7 @@ class Slots:
         while True:
             candidates = able(list(standing.values()), Role.GROUPS)
             winner = winner_of(slot, [Candidate(record.broker_id, record.rack) for record in candidates])
-            if winner in (None, self.own_id) or await self._peers.stands(standing[winner].session_id):
+            if winner in (None, self.own_id) or await self._peers.is_valid(standing[winner].session_id):
                 return winner
             del standing[winner]
 

@@ -256,7 +256,7 @@ class Coordinator:
         except (StorageError, TimeoutError) as unread:
             log.warning("claims_not_read", cause=repr(unread))
             error = GroupError.COORDINATOR_NOT_AVAILABLE
-            own = [claim.slot for claim in self._slots.claims if self._slots.stands(claim)]
+            own = [claim.slot for claim in self._slots.claims if self._slots.is_valid(claim)]
         found: dict[str, GroupHead | LoadedGroup] = {}
         unanswered: list[StorageError] = []
         silent_after_s = self.limits.silent_after_s
@@ -334,7 +334,7 @@ class Coordinator:
             )
             # Somebody may have taken it over before its offsets were read here: then these are that one's, and so are their versions.
             await stored.check()
-        if not self._slots.stands(claim) or self._is_stopped:
+        if not self._slots.is_valid(claim) or self._is_stopped:
             raise Closed(GroupError.NOT_COORDINATOR)
         if stored.is_written:
             self._metrics.note_takeover(self._clock.monotonic_s() - started_s)
@@ -357,7 +357,7 @@ class Coordinator:
     def loaded(self, group_id: str) -> LoadedGroup | None:
         """As `find`, if nobody has to be asked for that; None if somebody has."""
         known = self._groups.get(group_id)
-        return known[0] if known is not None and known[0].is_open and self._slots.stands(known[1]) else None
+        return known[0] if known is not None and known[0].is_open and self._slots.is_valid(known[1]) else None
 
     def _make_room(self) -> None:
         if len(self._groups) < self.limits.groups_loaded_max and not self._memory.is_full:
@@ -384,7 +384,7 @@ class Coordinator:
 
     def _drop_lost(self) -> None:
         for claim in self._slots.claims:
-            if not self._slots.stands(claim):
+            if not self._slots.is_valid(claim):
                 self._close_slot(claim)
                 self._slots.forget(claim)
 

@@ -58,7 +58,7 @@ class Guesses:
     async def meet(self) -> list[BrokerRecord]:
         return await self.standing()
 
-    async def stands(self, session_id: int) -> bool:
+    async def is_valid(self, session_id: int) -> bool:
         listed = {record.session_id: record for record in await self._directory.live()}
         return session_id not in listed or not self._is_dead(session_id)
 

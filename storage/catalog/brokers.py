@@ -333,7 +333,7 @@ class BrokerDirectory:
         self._own: BrokerRecord | None = None
         self._own_id = -1
         self._own_epoch = -1
-        self._stands = False
+        self._is_valid = False
         self._live: list[BrokerRecord] = []
         self._scanned_at_s = float("-inf")
         self._live_until_s = 0.0
@@ -369,7 +369,7 @@ class BrokerDirectory:
         know, or below the one of fewer than all `roles`; `Unavailable` if it is being raised to one that this release does not know, or the
         store cannot be reached.
         """
-        former, self._session, self._stands = self._session, None, False
+        former, self._session, self._is_valid = self._session, None, False
         try:
             if ALL_ROLES.difference(roles):
                 await self._check_level_of_roles()
@@ -447,7 +447,7 @@ class BrokerDirectory:
     @property
     def is_registered(self) -> bool:
         """False as soon as the registration may have ended."""
-        return self._stands and self._session is not None and not self._session.is_lost
+        return self._is_valid and self._session is not None and not self._session.is_lost
 
     @property
     def registered_epoch(self) -> int | None:
@@ -532,7 +532,7 @@ class BrokerDirectory:
         self._subscription.cancel()
 
     async def _end_session(self) -> None:
-        session, self._session, self._stands = self._session, None, False
+        session, self._session, self._is_valid = self._session, None, False
         self._live_until_s = 0.0
         await _close(session)
 
@@ -541,7 +541,7 @@ class BrokerDirectory:
         return self._session
 
     def _registered(self, record: BrokerRecord, epoch: int) -> Registration:
-        self._own, self._own_id, self._own_epoch, self._stands = record, record.broker_id, epoch, True
+        self._own, self._own_id, self._own_epoch, self._is_valid = record, record.broker_id, epoch, True
         self._live_until_s = 0.0
         self._recent_peers.returned(now_s=self._clock.monotonic_s())
         return Registration(record.broker_id, epoch)

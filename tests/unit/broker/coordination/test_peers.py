@@ -118,10 +118,10 @@ def virtually(test: Callable[[World], Awaitable[None]]) -> None:
 def test_who_was_reached_and_refuses_now_is_dead() -> None:
     async def test(w: World) -> None:
         other = await w.join(2)
-        before = await w.peers.stands(other)
+        before = await w.peers.is_valid(other)
         await asyncio.sleep(OLD_S)
         w.doors.refusing.add("b2")
-        after = await w.peers.stands(other)
+        after = await w.peers.is_valid(other)
 
         assert (before, after) == (True, False)
         assert await w.standing() == [1]
@@ -135,7 +135,7 @@ def test_an_address_that_never_led_anywhere_proves_nothing() -> None:
         other = await w.join(2)
         verdicts = []
         for _ in range(3):
-            verdicts.append(await w.peers.stands(other))
+            verdicts.append(await w.peers.is_valid(other))
             await asyncio.sleep(UNREACHED_S + 1.0)
 
         assert verdicts == [True] * 3
@@ -150,9 +150,9 @@ def test_who_does_not_answer_is_not_dead(what: str) -> None:
         other = await w.join(2)
         await w.met()
         getattr(w.doors, what).add("b2")
-        verdicts = [await w.peers.stands(other) for _ in range(3)]
+        verdicts = [await w.peers.is_valid(other) for _ in range(3)]
         await asyncio.sleep(OLD_S)
-        verdicts.append(await w.peers.stands(other))
+        verdicts.append(await w.peers.is_valid(other))
 
         assert verdicts == [True] * 4
 
@@ -168,7 +168,7 @@ def test_a_question_waits_once_for_who_is_silent() -> None:
         waits_s = []
         for _ in range(4):
             began_s = loop.time()
-            await w.peers.stands(other)
+            await w.peers.is_valid(other)
             waits_s.append(loop.time() - began_s)
             await asyncio.sleep(OLD_S)
 
@@ -183,14 +183,14 @@ def test_who_was_silent_and_then_refuses_is_found_dead() -> None:
         other = await w.join(2)
         await w.met()
         w.doors.silent.add("b2")
-        await w.peers.stands(other)
+        await w.peers.is_valid(other)
         await asyncio.sleep(OLD_S)
         w.doors.silent.clear()
         w.doors.refusing.add("b2")
-        await w.peers.stands(other)
+        await w.peers.is_valid(other)
         await asyncio.sleep(OLD_S)
 
-        assert not await w.peers.stands(other)
+        assert not await w.peers.is_valid(other)
 
     virtually(test)
 
@@ -200,12 +200,12 @@ def test_one_listener_that_refuses_is_not_enough() -> None:
         other = await w.join(2, at("b2"), at("b2-tls", 9093, "TLS"))
         await w.met()
         w.doors.refusing.add("b2")
-        stands = await w.peers.stands(other)
+        is_valid = await w.peers.is_valid(other)
         await asyncio.sleep(OLD_S)
         w.doors.refusing.add("b2-tls")
 
-        assert stands
-        assert not await w.peers.stands(other)
+        assert is_valid
+        assert not await w.peers.is_valid(other)
 
     virtually(test)
 
@@ -217,7 +217,7 @@ def test_a_listener_that_cannot_be_reached_beside_one_that_refuses_proves_nothin
         await w.met()
         w.doors.refusing.add("b2")
 
-        assert await w.peers.stands(other)
+        assert await w.peers.is_valid(other)
 
     virtually(test)
 
@@ -228,7 +228,7 @@ def test_a_name_that_does_not_resolve_proves_nothing() -> None:
         other = await w.join(2)
         await w.met()
 
-        assert await w.peers.stands(other)
+        assert await w.peers.is_valid(other)
         assert not w.doors.probes
 
     virtually(test)
@@ -244,7 +244,7 @@ def test_what_an_earlier_registration_has_accepted_does_not_count() -> None:
         await w.met()
         await asyncio.sleep(UNREACHED_S + 1.0)
 
-        assert await w.peers.stands(again)
+        assert await w.peers.is_valid(again)
         assert await w.standing() == [1, 2]
 
     virtually(test)
@@ -257,8 +257,8 @@ def test_who_was_started_again_on_its_address_is_dead_and_the_new_one_stands() -
         successor = await w.join(3, at("there"))
 
         assert await w.standing() == [1, 3]
-        assert not await w.peers.stands(former)
-        assert await w.peers.stands(successor)
+        assert not await w.peers.is_valid(former)
+        assert await w.peers.is_valid(successor)
 
     virtually(test)
 
@@ -300,14 +300,14 @@ def test_who_is_still_registered_when_its_session_must_have_ended_lives_and_is_n
         other = await w.join(2)
         await w.met()
         w.doors.refusing.add("b2")
-        dead_at_once = not await w.peers.stands(other)
+        dead_at_once = not await w.peers.is_valid(other)
         await asyncio.sleep(DEATH_S - OLD_S)
-        still_dead = not await w.peers.stands(other)
+        still_dead = not await w.peers.is_valid(other)
         await asyncio.sleep(OLD_S)
         probes = w.doors.probes["b2"]
         later = []
         for _ in range(3):
-            later.append(await w.peers.stands(other))
+            later.append(await w.peers.is_valid(other))
             await asyncio.sleep(UNREACHED_S + 1.0)
 
         assert dead_at_once
@@ -324,11 +324,11 @@ def test_who_is_dead_stays_so_when_its_address_opens_again() -> None:
         other = await w.join(2)
         await w.met()
         w.doors.refusing.add("b2")
-        await w.peers.stands(other)
+        await w.peers.is_valid(other)
         w.doors.refusing.clear()
         await asyncio.sleep(1.0)
 
-        assert not await w.peers.stands(other), "a broker that is started again listens before it can register"
+        assert not await w.peers.is_valid(other), "a broker that is started again listens before it can register"
 
     virtually(test)
 
@@ -338,13 +338,13 @@ def test_a_sign_of_life_counts_at_once_and_for_good() -> None:
         other = await w.join(2)
         await w.met()
         w.doors.refusing.add("b2")
-        dead = not await w.peers.stands(other)
+        dead = not await w.peers.is_valid(other)
         w.peers.note_life(other)
-        lives = await w.peers.stands(other)
+        lives = await w.peers.is_valid(other)
         await asyncio.sleep(1.0)
 
         assert (dead, lives) == (True, True)
-        assert await w.peers.stands(other)
+        assert await w.peers.is_valid(other)
 
     virtually(test)
 
@@ -354,10 +354,10 @@ def test_what_is_fresh_is_not_asked_again_and_questions_share_a_probe() -> None:
         other = await w.join(2)
         await w.met()
         first = w.doors.probes["b2"]
-        await asyncio.gather(*(w.peers.stands(other) for _ in range(20)))
+        await asyncio.gather(*(w.peers.is_valid(other) for _ in range(20)))
         shared = w.doors.probes["b2"]
         await asyncio.sleep(FRESH_S / 2)
-        await asyncio.gather(*(w.peers.stands(other) for _ in range(20)))
+        await asyncio.gather(*(w.peers.is_valid(other) for _ in range(20)))
 
         assert (first, shared, w.doors.probes["b2"]) == (1, 2, 2)
 
@@ -445,12 +445,12 @@ async def test_a_real_socket_that_accepted_and_is_closed_is_the_end_of_a_broker(
     host, server = listening
     async with world(SystemClock(), SystemNetwork()) as w:
         other = await w.join(2, at(host, server.getsockname()[1]))
-        verdicts = [await w.peers.stands(other)]
+        verdicts = [await w.peers.is_valid(other)]
         await asyncio.sleep(OLD_S)
-        verdicts.append(await w.peers.stands(other))
+        verdicts.append(await w.peers.is_valid(other))
         server.close()
         async with asyncio.timeout(SOON_S):
-            while await w.peers.stands(other):  # noqa: ASYNC110 - it is asked again when what was found is old
+            while await w.peers.is_valid(other):  # noqa: ASYNC110 - it is asked again when what was found is old
                 await asyncio.sleep(0.05)
 
     assert verdicts == [True, True]
@@ -464,7 +464,7 @@ async def test_a_real_socket_that_was_never_there_proves_nothing(listening: tupl
         other = await w.join(2, at(host, port))
         await w.met()
 
-        assert await w.peers.stands(other)
+        assert await w.peers.is_valid(other)
         assert await w.standing() == [1, 2]
 
 

@@ -41,7 +41,7 @@ class Opinion:
     async def meet(self) -> list[BrokerRecord]:
         return await self.standing()
 
-    async def stands(self, session_id: int) -> bool:
+    async def is_valid(self, session_id: int) -> bool:
         self.asked.append(session_id)
         return session_id not in self.dead
 

@@ -29,7 +29,7 @@ async def taken_over(made: World, group: str, old: Node, new: Node) -> None:
     claim = old.coordinator.slots.find(slot_of(group))
     assert claim is not None
     await old.lose_session()
-    old.coordinator.slots.stands = lambda _claim: True  # type: ignore[method-assign]
+    old.coordinator.slots.is_valid = lambda _claim: True  # type: ignore[method-assign]
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             try:
