@@ -527,7 +527,9 @@ class Committer:
         commit.begin(self._epoch)
         dead = self._dead_writers.of(manifest)
         waiting = producers.waiting
-        begin_at = waiting.begin_at(self._clock.monotonic_s(), wait_s=self._unknown_producers_wait_s) if waiting.refused else NOBODY
+        permitted_starts = (
+            waiting.permitted_starts(self._clock.monotonic_s(), wait_s=self._unknown_producers_wait_s) if waiting.refused else NOBODY
+        )
         decision = decide(
             manifest,
             commit.batches,
@@ -538,13 +540,13 @@ class Committer:
             limits=self._limits,
             pages=commit.pages,
             lost=producers.lost and producers.lost_since(self._clock.monotonic_s() - self._unknown_producers_wait_s),
-            begin_at={**begin_at, **proved_for(commit, manifest)} if commit.begin_at else begin_at,
+            permitted_starts={**permitted_starts, **proved_for(commit, manifest)} if commit.permitted_starts else permitted_starts,
             dead_writers=dead and [epoch for epoch in dead if epoch != commit.epoch],
             version=version,
             expiration_ms=self._producer_expiration_ms,
             must_drain=commit.must_drain,
         )
-        if decision.has_unknown and commit.begin_at is None and commit.unknown is None:
+        if decision.has_unknown and commit.permitted_starts is None and commit.unknown is None:
             commit.unknown_producers = _unknown_producers(commit, decision)
             return CommitStep.READ
         if decision.manifest is None:

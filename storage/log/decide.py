@@ -121,7 +121,7 @@ def decide(
     limits: LogLimits,
     pages: Pages = NO_PAGES,
     lost: Mapping[int, int] = NONE_LOST,
-    begin_at: Mapping[int, PermittedStart] = NOBODY,
+    permitted_starts: Mapping[int, PermittedStart] = NOBODY,
     dead_writers: Collection[int] = (),
     version: int = 0,
     expiration_ms: int = PRODUCER_EXPIRATION_MS,
@@ -134,7 +134,7 @@ def decide(
     `version`: the one that the CAS expects; new pages are named after it and `writer`, as no other attempt names its own.
     `lost`: the lowest sequence by producer that was answered with an error here. A producer that nobody knows may not begin behind it: it
     would take the place of what is sent again.
-    `begin_at`: the epoch and highest sequence by producer with which it may begin though nobody knows it, because nothing of it can be on
+    `permitted_starts`: the epoch and highest sequence by producer with which it may begin though nobody knows it, because nothing of it can be on
     its way before that (docs/internals/adr/0028-unknown-producers-begin-when-proved.md). In Kafka every producer may begin with any.
     `dead_writers`: broker epochs whose registration was seen gone after `manifest` was read; only they may be dropped from `writers`.
     `must_drain`: send the pending entries as a chunk though the ring is not full.
@@ -164,7 +164,7 @@ def decide(
             if known is None and manifest.pages and has_no_room(manifest.pages, now_ms=now_ms):
                 verdicts.append(Verdict(Outcome.NO_ROOM, -1))
                 continue
-            refused = _judge(known, claim, lost.get(producer_id), begin_at.get(producer_id))
+            refused = _judge(known, claim, lost.get(producer_id), permitted_starts.get(producer_id))
             if refused is not None:
                 verdicts.append(refused)
                 has_unknown = has_unknown or refused.outcome is Outcome.NO_PREDECESSOR
@@ -263,12 +263,16 @@ def _goes_on(expired: ProducerState, claim: CandidateBatch) -> bool:
     )
 
 
-def _judge(known: ProducerState | None, claim: CandidateBatch, lost_seq: int | None, begin_at: PermittedStart | None) -> Verdict | None:
+def _judge(
+    known: ProducerState | None, claim: CandidateBatch, lost_seq: int | None, permitted_starts: PermittedStart | None
+) -> Verdict | None:
     """The verdict on a batch that is not to be appended; None for one that is."""
     if known is None:
         if lost_seq is not None and claim.first_seq > lost_seq:
             return Verdict(Outcome.OUT_OF_ORDER_SEQUENCE, -1)
-        last_start = begin_at.first_seq if begin_at is not None and claim.producer_epoch == begin_at.producer_epoch else 0
+        last_start = (
+            permitted_starts.first_seq if permitted_starts is not None and claim.producer_epoch == permitted_starts.producer_epoch else 0
+        )
         return None if claim.first_seq <= last_start else Verdict(Outcome.NO_PREDECESSOR, -1)
     if claim.producer_epoch < known.epoch:
         return Verdict(Outcome.INVALID_PRODUCER_EPOCH, -1)

@@ -444,7 +444,7 @@ class Commit:
     """Why a page that it needs could not be read, though it was there."""
     unknown_producers: tuple[Batch, ...] = ()
     """Batches that may not be appended unless it is proved that nothing of their producers is on its way."""
-    begin_at: Mapping[int, PermittedStart] | None = None
+    permitted_starts: Mapping[int, PermittedStart] | None = None
     """By producer, with which sequence it may begin by such a proof; None while none was looked for."""
     committing: CommittedObject | None = None
     """Its object, where others of the machine are to find it once it is applied."""

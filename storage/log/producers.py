@@ -103,7 +103,7 @@ class WaitingProducers:
         if self.refused.pop(producer_id, None) is not None:
             self._waiting.drop(self, producer_id)
 
-    def begin_at(self, now_s: float, *, wait_s: float) -> Mapping[int, PermittedStart]:
+    def permitted_starts(self, now_s: float, *, wait_s: float) -> Mapping[int, PermittedStart]:
         """The unknown producers that were refused for `wait_s`, each with the sequence up to which it may begin: the lowest refused one.
 
         It may have been refused the first of several batches a moment before its time was over. The others wait until that is sent again:

@@ -46,12 +46,12 @@ class UnknownProducers:
         self._looking: set[asyncio.Task[None]] = set()
 
     async def look(self, commits: Iterable[Commit], *, wait_s: float) -> None:
-        """Set `begin_at` of those that have `unknown_producers`. `wait_s`: for how long a batch may be on its way."""
+        """Set `permitted_starts` of those that have `unknown_producers`. `wait_s`: for how long a batch may be on its way."""
         asked: list[asyncio.Task[None]] = []
         for commit in commits:
             if not commit.unknown_producers:
                 continue
-            batches, commit.unknown_producers, commit.begin_at = commit.unknown_producers, (), {}
+            batches, commit.unknown_producers, commit.permitted_starts = commit.unknown_producers, (), {}
             if len(self._looking) < AT_ONCE_MAX:
                 task = self._nursery.spawn(self._prove(commit, batches, wait_s), name="unknown-producers")
                 self._looking.add(task)
@@ -67,7 +67,7 @@ class UnknownProducers:
         except (StorageError, TimeoutError):
             return  # nothing is proved: they wait
         now_s = self._clock.monotonic_s()
-        commit.begin_at = {
+        commit.permitted_starts = {
             batch.producer_id: PermittedStart(batch.producer_epoch, batch.first_seq)
             for batch in proved
             if not _has_earlier(commit.log, batch, since_s=now_s - 2 * wait_s)
@@ -92,12 +92,12 @@ def proved_for(commit: Commit, manifest: Manifest) -> Mapping[int, PermittedStar
 
     It knows one whose state has expired. It may have known any if it ever had all its pages: then it forgets early.
     """
-    if commit.begin_at is None or len(manifest.pages) >= PRODUCER_PAGES_MAX:
+    if commit.permitted_starts is None or len(manifest.pages) >= PRODUCER_PAGES_MAX:
         return {}
     claimed = {batch.producer_id for batch in commit.batches}
     return {
         producer_id: start
-        for producer_id, start in commit.begin_at.items()
+        for producer_id, start in commit.permitted_starts.items()
         if producer_id in claimed and find(manifest, commit.pages, producer_id) is None
     }
 

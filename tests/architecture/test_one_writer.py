@@ -165,7 +165,7 @@ def test_a_write_from_elsewhere_is_found(source: str, field: str) -> None:
     [
         "def f(log):\n    manifest = log.seen.manifest\n    manifest = None",
         "def f(self, log):\n    self.manifest = log.seen.manifest",
-        "def f(log):\n    return log.producers.waiting.begin_at(1.0)",
+        "def f(log):\n    return log.producers.waiting.permitted_starts(1.0)",
         "def f(log):\n    names = list(log.commit_queue.commits)\n    names.append(1)",
     ],
 )

@@ -132,8 +132,8 @@ def lets_unknown_producers_begin_with_any_sequence() -> Iterator[None]:
 
 @contextlib.contextmanager
 def forgets_what_was_lost() -> Iterator[None]:
-    def judge(original: Callable[..., Any], known: object, claim: object, lost: object, begin_at: object) -> object:
-        return original(known, claim, None, begin_at)
+    def judge(original: Callable[..., Any], known: object, claim: object, lost: object, permitted_starts: object) -> object:
+        return original(known, claim, None, permitted_starts)
 
     with _around(decide, "_judge", judge):
         yield

@@ -102,17 +102,17 @@ def test_an_unknown_producer_begins_at_zero() -> None:
 
 
 def test_an_unknown_producer_that_was_waited_for_may_begin_up_to_the_sequence_that_it_was_refused() -> None:
-    begin_at = {9: PermittedStart(3, 77)}
+    permitted_starts = {9: PermittedStart(3, 77)}
 
-    assert outcomes(run(Manifest(), Batch(9, 3, 77, 1), begin_at=begin_at)) == [Outcome.APPENDED]
-    assert outcomes(run(Manifest(), Batch(9, 3, 76, 1), Batch(9, 3, 77, 1), begin_at=begin_at)) == [Outcome.APPENDED] * 2
-    assert outcomes(run(Manifest(), Batch(9, 3, 78, 1), Batch(9, 3, 77, 1), begin_at=begin_at)) == [
+    assert outcomes(run(Manifest(), Batch(9, 3, 77, 1), permitted_starts=permitted_starts)) == [Outcome.APPENDED]
+    assert outcomes(run(Manifest(), Batch(9, 3, 76, 1), Batch(9, 3, 77, 1), permitted_starts=permitted_starts)) == [Outcome.APPENDED] * 2
+    assert outcomes(run(Manifest(), Batch(9, 3, 78, 1), Batch(9, 3, 77, 1), permitted_starts=permitted_starts)) == [
         Outcome.NO_PREDECESSOR,
         Outcome.APPENDED,
     ]
-    assert outcomes(run(Manifest(), Batch(9, 3, 77, 1), begin_at=begin_at, lost={9: 70})) == [Outcome.OUT_OF_ORDER_SEQUENCE]
+    assert outcomes(run(Manifest(), Batch(9, 3, 77, 1), permitted_starts=permitted_starts, lost={9: 70})) == [Outcome.OUT_OF_ORDER_SEQUENCE]
     for other_epoch in (2, 4):
-        assert outcomes(run(Manifest(), Batch(9, other_epoch, 77, 1), begin_at=begin_at)) == [Outcome.NO_PREDECESSOR]
+        assert outcomes(run(Manifest(), Batch(9, other_epoch, 77, 1), permitted_starts=permitted_starts)) == [Outcome.NO_PREDECESSOR]
 
 
 @pytest.mark.parametrize(
@@ -227,11 +227,11 @@ def test_the_greatest_timestamp_is_remembered_with_its_batch() -> None:
 class Reference:
     """Kafka's ProducerStateManager and ProducerAppendInfo, as directly as they can be written: one log, one record of what was taken.
 
-    But for producers that the log does not know: they may begin up to the sequence in `begin_at`, where in Kafka they may with any.
+    But for producers that the log does not know: they may begin up to the sequence in `permitted_starts`, where in Kafka they may with any.
     """
 
-    def __init__(self, begin_at: dict[int, PermittedStart]) -> None:
-        self.begin_at = begin_at
+    def __init__(self, permitted_starts: dict[int, PermittedStart]) -> None:
+        self.permitted_starts = permitted_starts
         self.offset = 0
         self.epochs: dict[int, int] = {}
         self.batches: dict[int, list[tuple[int, int, int]]] = {}
@@ -253,7 +253,7 @@ class Reference:
                 expected = 0 if kept[-1][1] == SEQUENCE_MAX else kept[-1][1] + 1
                 if first != expected:
                     return Outcome.OUT_OF_ORDER_SEQUENCE, -1
-        elif producer_id >= 0 and first > (self.begin_at[producer_id].first_seq if self._has_waited(producer_id, epoch) else 0):
+        elif producer_id >= 0 and first > (self.permitted_starts[producer_id].first_seq if self._has_waited(producer_id, epoch) else 0):
             return Outcome.NO_PREDECESSOR, -1
         offset = self.offset
         self.offset += count
@@ -265,7 +265,7 @@ class Reference:
         return Outcome.APPENDED, offset
 
     def _has_waited(self, producer_id: int, epoch: int) -> bool:
-        return producer_id in self.begin_at and self.begin_at[producer_id].producer_epoch == epoch
+        return producer_id in self.permitted_starts and self.permitted_starts[producer_id].producer_epoch == epoch
 
 
 produced = st.builds(
@@ -279,16 +279,16 @@ produced = st.builds(
 
 @given(
     commits=st.lists(st.lists(produced, min_size=1, max_size=5), max_size=20),
-    begin_at=st.dictionaries(
+    permitted_starts=st.dictionaries(
         st.sampled_from([1, 2]), st.builds(PermittedStart, st.integers(0, 2), st.one_of(st.integers(1, 12), st.just(SEQUENCE_MAX)))
     ),
 )
 def test_any_sequence_of_commits_decides_as_kafka_does_but_for_unknown_producers(
-    commits: list[list[Batch]], begin_at: dict[int, PermittedStart]
+    commits: list[list[Batch]], permitted_starts: dict[int, PermittedStart]
 ) -> None:
-    manifest, reference = Manifest(), Reference(begin_at)
+    manifest, reference = Manifest(), Reference(permitted_starts)
     for batches in commits:
-        decision = run(manifest, *batches, begin_at=begin_at)
+        decision = run(manifest, *batches, permitted_starts=permitted_starts)
         expected = [reference.append(b.producer_id, b.producer_epoch, b.first_seq, b.record_count) for b in batches]
 
         assert [tuple(verdict) for verdict in decision.verdicts] == expected

@@ -114,7 +114,7 @@ async def test_a_commit_that_may_have_been_applied_is_not_cut(monkeypatch: pytes
             return await write(ops)
 
         sent = await begin(broker)
-        monkeypatch.setattr(WaitingProducers, "begin_at", lambda *_, **__: dict.fromkeys(range(5, 13), PermittedStart(0, 5)))
+        monkeypatch.setattr(WaitingProducers, "permitted_starts", lambda *_, **__: dict.fromkeys(range(5, 13), PermittedStart(0, 5)))
         await asyncio.sleep(0.05)
         await broker.metadata.deliver_late()
         broker.metadata.write = deliver_first  # type: ignore[method-assign]

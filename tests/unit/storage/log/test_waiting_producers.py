@@ -30,8 +30,8 @@ def refused(*refusals: tuple[int, int, float], kept_max: int = DEFAULT_LIMITS.un
     return unknown
 
 
-def begin_at(unknown: WaitingProducers, now_s: float) -> dict[int, int]:
-    started = unknown.begin_at(now_s, wait_s=WAIT_S)
+def permitted_starts(unknown: WaitingProducers, now_s: float) -> dict[int, int]:
+    started = unknown.permitted_starts(now_s, wait_s=WAIT_S)
     assert all(start.producer_epoch == EPOCH for start in started.values())
     return {producer_id: start.first_seq for producer_id, start in started.items()}
 
@@ -39,29 +39,29 @@ def begin_at(unknown: WaitingProducers, now_s: float) -> dict[int, int]:
 def test_nobody_begins_before_it_has_waited() -> None:
     unknown = refused((9, 5, 0.0), (9, 5, 34.0), (7, 3, 10.0))
 
-    assert begin_at(unknown, 34.9) == {}
-    assert begin_at(unknown, 35.0) == {9: 5}
-    assert begin_at(unknown, 45.0) == {9: 5, 7: 3}
+    assert permitted_starts(unknown, 34.9) == {}
+    assert permitted_starts(unknown, 35.0) == {9: 5}
+    assert permitted_starts(unknown, 45.0) == {9: 5, 7: 3}
 
 
 def test_the_lowest_sequence_refused_is_the_highest_to_begin_with() -> None:
-    assert begin_at(refused((9, 6, 0.0), (9, 5, 34.9), (9, 7, 34.95)), 35.0) == {9: 5}
+    assert permitted_starts(refused((9, 6, 0.0), (9, 5, 34.9), (9, 7, 34.95)), 35.0) == {9: 5}
 
 
 def test_who_was_refused_long_ago_waits_anew() -> None:
     unknown = refused((9, 5, 0.0), (9, 8, 86_400.0))
 
-    assert begin_at(refused((9, 5, 0.0)), 86_400.0) == {}
-    assert begin_at(unknown, 86_400.0) == {}
-    assert begin_at(unknown, 86_435.0) == {9: 8}
+    assert permitted_starts(refused((9, 5, 0.0)), 86_400.0) == {}
+    assert permitted_starts(unknown, 86_400.0) == {}
+    assert permitted_starts(unknown, 86_435.0) == {9: 8}
 
 
 def test_who_gave_its_lowest_sequence_up_begins_with_the_next_one_after_another_wait() -> None:
     """It was refused for good otherwise, as long as it insisted."""
     unknown = refused((9, 5, 0.0), *[(9, first_seq, float(second)) for second in range(1, 140) for first_seq in (6, 7)])
 
-    assert begin_at(unknown, 100.0) == {}
-    assert begin_at(unknown, 106.0) == {9: 6}
+    assert permitted_starts(unknown, 100.0) == {}
+    assert permitted_starts(unknown, 106.0) == {9: 6}
 
 
 def test_a_newer_epoch_waits_anew_and_an_older_one_does_not_disturb_it() -> None:
@@ -70,8 +70,8 @@ def test_a_newer_epoch_waits_anew_and_an_older_one_does_not_disturb_it() -> None
     unknown.make_wait(9, EPOCH + 1, 3, 36.0, wait_s=WAIT_S)
     unknown.make_wait(9, EPOCH, 1, 37.0, wait_s=WAIT_S)
 
-    assert unknown.begin_at(70.9, wait_s=WAIT_S) == {}
-    assert unknown.begin_at(71.0, wait_s=WAIT_S) == {9: PermittedStart(EPOCH + 1, 3)}
+    assert unknown.permitted_starts(70.9, wait_s=WAIT_S) == {}
+    assert unknown.permitted_starts(71.0, wait_s=WAIT_S) == {9: PermittedStart(EPOCH + 1, 3)}
 
 
 def test_who_was_answered_otherwise_is_no_unknown_producer() -> None:
@@ -79,14 +79,14 @@ def test_who_was_answered_otherwise_is_no_unknown_producer() -> None:
     unknown.forget(9)
     unknown.forget(8)
 
-    assert begin_at(unknown, 35.0) == {7: 5}
+    assert permitted_starts(unknown, 35.0) == {7: 5}
 
 
 def test_of_too_many_all_begin_in_the_end() -> None:
     """The longest waiting are not put off by those that come: with more than there is room for, nobody would ever begin."""
     unknown, waiting = of_one(kept_max=3), set(range(10))
     for second in range(200):
-        for producer_id in unknown.begin_at(float(second), wait_s=WAIT_S):
+        for producer_id in unknown.permitted_starts(float(second), wait_s=WAIT_S):
             unknown.forget(producer_id)
             waiting.discard(producer_id)
         for producer_id in waiting:
@@ -100,8 +100,8 @@ def test_those_that_went_away_make_room() -> None:
     unknown = refused((9, 5, 0.0), (8, 5, 70.0), (7, 5, 71.0), (7, 5, 106.0), kept_max=1)
 
     assert len(unknown.refused) == 1
-    assert begin_at(unknown, 105.9) == {}
-    assert begin_at(unknown, 106.0) == {7: 5}
+    assert permitted_starts(unknown, 105.9) == {}
+    assert permitted_starts(unknown, 106.0) == {7: 5}
 
 
 def numbered(first_seq: int, epoch: int = 0) -> bytearray:
@@ -118,7 +118,7 @@ def test_unknown_producers_of_all_partitions_are_bounded_and_a_crowd_at_some_kee
     few.make_wait(7, EPOCH, 5, 2.0, wait_s=WAIT_S)
 
     assert len(waiting) == 20
-    assert begin_at(few, 2.0 + WAIT_S) == {7: 5}
+    assert permitted_starts(few, 2.0 + WAIT_S) == {7: 5}
     few.forget(7)
     crowds[0].make_wait(500, EPOCH, 5, 3.0, wait_s=WAIT_S)
     assert len(crowds[0].refused) == 10, "there is room again"
@@ -135,7 +135,7 @@ def test_who_waits_goes_on_waiting_while_its_partition_is_forgotten_again_and_ag
         partitions.get(PARTITION._replace(partition=1))
     log = partitions.get(PARTITION)
 
-    assert begin_at(log.producers.waiting, WAIT_S) == {9: 5}
+    assert permitted_starts(log.producers.waiting, WAIT_S) == {9: 5}
     log.producers.waiting.forget(9)
     assert partitions._remembered.waiting._not_empty == {}
 
@@ -172,7 +172,7 @@ def let_it_have_waited(broker: Rig) -> None:
 async def test_what_is_refused_after_an_attempt_without_an_answer_is_not_appended_by_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """The producer might begin at the first attempt, and not at the second, as if it had expired. The first is still on its way."""
     starts: list[dict[int, PermittedStart]] = []
-    monkeypatch.setattr(WaitingProducers, "begin_at", lambda *_, **__: starts.pop() if starts else {})
+    monkeypatch.setattr(WaitingProducers, "permitted_starts", lambda *_, **__: starts.pop() if starts else {})
     async with rig() as broker:
         assert await outcome(broker, 0) == Appended(0, 0)
         await forget_producers(broker)
