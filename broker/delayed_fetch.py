@@ -218,7 +218,7 @@ class DelayedFetch:
     def _late_s(self, wanted: FetchPartitionStatus) -> float:
         """The time from which its flight is late. A partition with records has one grace for all its flights, rather than one for each."""
         assert wanted.flight is not None, "it has no flight"
-        return (wanted.reading_since_s if wanted.size_bytes else wanted.flight.began_s) + self._limits.grace_s
+        return (wanted.reading_since_s if wanted.size_bytes else wanted.flight.began_s) + self._limits.late_after_s
 
     def _may_leave_reads(self) -> bool:
         return self._reader.flights.may_be_left([wanted.flight for wanted in self._reading if wanted.flight is not None])
@@ -238,7 +238,7 @@ class DelayedFetch:
         ends = [end_s for end_s in (self._deadline_s, self._began_s + self._limits.empty_timeout_s) if end_s > now_s][:1]
         if self.is_reading:
             ends += [late_s for wanted in self._reading if (late_s := self._late_s(wanted)) > now_s]
-            ends.append(now_s + self._limits.grace_s)
+            ends.append(now_s + self._limits.late_after_s)
             if self._moment_end_s > now_s:
                 ends.append(self._moment_end_s)
         return max(0.001, min(ends, default=now_s) - now_s)

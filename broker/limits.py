@@ -87,7 +87,7 @@ class FetchLimits:
     """
 
     # Delayed fetch: waiting.
-    grace_s: float = 1.0
+    late_after_s: float = 1.0
     """A response that could go waits so long for a read of an object, as for a manifest whose shard is not known to be silent.
     Several times what a GET takes on a busy machine: below it healthy partitions are answered empty (0.25 s was too little)."""
     well_filled_share: float = 1 / 4

@@ -48,7 +48,7 @@ TOLD: Final = [
     ("commit", f"in the last {2 * DEFAULT_LIMITS.unknown_producers_wait_s:g} s: that one comes again"),
     ("commit", f"up to {FORMER_MAX} former topics"),
     ("commit", f"for {PROOF_WAIT_S:g} s at most; where they take longer"),
-    ("reading", f"longer than {DEFAULT_FETCH_LIMITS.grace_s:g} s is *late*"),
+    ("reading", f"longer than {DEFAULT_FETCH_LIMITS.late_after_s:g} s is *late*"),
     ("reading", f"waits up to {DEFAULT_FETCH_LIMITS.empty_timeout_s:g} s longer"),
     ("reading", f"Up to {WORDS[DEFAULT_FETCH_LIMITS.reads_at_once]} are read at once"),
     ("reading", f"every {DEFAULT_FETCH_LIMITS.poll_s * 1_000:g} ms"),

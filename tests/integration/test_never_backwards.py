@@ -24,7 +24,7 @@ BATCH = bytes(record_batch(b"x"))
 @pytest.mark.parametrize("checks", [CHECKS, pytest.param(CHECKS_OF_MANY, marks=[pytest.mark.slow, pytest.mark.long])])
 async def test_what_one_broker_acknowledged_another_shows_at_once(shared_stores: SharedStores | None, checks: int) -> None:
     # A fetch answers a partition empty, and truthfully, whose GET takes longer than that: on a busy machine some do.
-    fetch_limits = FetchLimits(grace_s=30.0)
+    fetch_limits = FetchLimits(late_after_s=30.0)
     checked = 0
     async with running_cluster(shared=shared_stores) as cluster:
         members = [await cluster.join(fetch_limits=fetch_limits) for _ in range(3)]

@@ -244,7 +244,7 @@ async def test_a_fetch_that_is_hurried_late_in_its_wait_still_waits_for_its_read
     fetch.hurry()
 
     assert not fetch.may_leave()
-    assert fetch.left_s() == pytest.approx(DEFAULT_FETCH_LIMITS.grace_s - 0.05)
+    assert fetch.left_s() == pytest.approx(DEFAULT_FETCH_LIMITS.late_after_s - 0.05)
     wanted.flight = None
     assert fetch.may_leave()
 

@@ -202,7 +202,7 @@ async def test_a_slow_object_of_one_partition_holds_up_no_other_and_its_read_goe
             assert [code(answer) for answer in answers] == [ErrorCode.none] * len(asked)
             assert (answers[0].records, answers[0].high_watermark) == ([], 2)
             assert [offsets_of(answer) for answer in answers[1:]] == [[0, 1]] * (len(asked) - 1)
-        assert first_s >= DEFAULT_FETCH_LIMITS.grace_s
+        assert first_s >= DEFAULT_FETCH_LIMITS.late_after_s
         assert again_s < first_s, "it is known to be slow now"
         assert (under_way, gets) == (1, 1)
         assert offsets_of(at_last.result()[0][0]) == [0, 1]
@@ -222,7 +222,7 @@ async def read_two_each(scene: Scene, *asked: tuple[int, int]) -> list[list[int]
 
 
 async def test_a_response_that_is_well_filled_waits_a_moment_for_a_slow_object_and_the_next_one_has_it() -> None:
-    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(late_after_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
         bucket.slow = set(await object_keys(scene, slow))
@@ -243,7 +243,7 @@ async def test_a_response_that_is_well_filled_waits_a_moment_for_a_slow_object_a
 
 async def test_a_client_that_asks_for_what_it_has_not_got_first_is_not_held_up_by_its_read_that_goes_on() -> None:
     """As the Java client asks: the partitions that had records go to the end of its list."""
-    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(late_after_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
         bucket.slow = set(await object_keys(scene, slow))
@@ -253,7 +253,7 @@ async def test_a_client_that_asks_for_what_it_has_not_got_first_is_not_held_up_b
 
 
 async def test_what_one_reader_had_left_and_got_in_the_end_holds_up_no_other_reader() -> None:
-    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(late_after_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
         bucket.slow = set(await object_keys(scene, slow))
@@ -276,7 +276,7 @@ async def test_the_moment_begins_with_the_read_however_late_the_fetch_comes_to_i
         await asyncio.sleep(1.1)
         return await resolve(*given)
 
-    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S, moment_s=1.0)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(late_after_s=3 * SOON_S, moment_s=1.0)) as scene:
         stored, own = scene.healthy[:2]
         await scene.broker.send(("t", own, record_batch(b"c")), ("t", own, record_batch(b"d")))
         monkeypatch.setattr(Fetch, "_resolve", late)
@@ -286,7 +286,7 @@ async def test_the_moment_begins_with_the_read_however_late_the_fetch_comes_to_i
 
 @pytest.mark.parametrize("log_limits", [LogLimits(unattended_max=0), LogLimits(unattended_bytes_max=0)], ids=["reads", "bytes"])
 async def test_while_one_more_read_that_is_left_would_end_another_responses_wait_for_theirs(log_limits: LogLimits) -> None:
-    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S), log_limits=log_limits) as scene:
+    async with two_shards(fetch_limits=FetchLimits(late_after_s=3 * SOON_S), log_limits=log_limits) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
         bucket.slow = set(await object_keys(scene, slow))
@@ -300,7 +300,7 @@ async def test_while_one_more_read_that_is_left_would_end_another_responses_wait
 
 
 async def test_a_read_that_was_left_and_whose_bytes_are_gone_again_is_not_left_once_more() -> None:
-    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(late_after_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
         bucket.slow = set(await object_keys(scene, slow))
@@ -331,7 +331,7 @@ async def slow_from_its_second_object_on(scene: Scene, partition: int) -> Bucket
 
 
 async def test_what_was_read_of_a_partition_is_answered_though_its_next_object_is_slow() -> None:
-    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(late_after_s=3 * SOON_S)) as scene:
         slow, other = scene.healthy[:2]
         bucket = await slow_from_its_second_object_on(scene, slow)
         answer = await read_two_each(scene, (slow, 1), (other, 0))
@@ -341,7 +341,7 @@ async def test_what_was_read_of_a_partition_is_answered_though_its_next_object_i
 
 
 async def test_what_has_come_of_a_read_is_answered_and_the_next_fetch_goes_on_in_order_behind_it() -> None:
-    async with two_shards(fetch_limits=FetchLimits(empty_timeout_s=3 * SOON_S, grace_s=3 * SOON_S)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(empty_timeout_s=3 * SOON_S, late_after_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow = scene.healthy[0]
         await scene.other.send(("t", slow, record_batch(b"c")))
@@ -371,14 +371,14 @@ async def test_what_has_come_of_a_read_is_answered_and_the_next_fetch_goes_on_in
 
 
 async def test_a_read_that_another_fetch_began_long_ago_is_late_but_what_it_has_is_taken() -> None:
-    async with two_shards(fetch_limits=FetchLimits(grace_s=0.05, empty_timeout_s=3 * SOON_S)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(late_after_s=0.05, empty_timeout_s=3 * SOON_S)) as scene:
         slow, other = scene.healthy[:2]
         bucket = await slow_from_its_second_object_on(scene, slow)
         async with asyncio.timeout(SOON_S):
             alone = await scene.broker.read(asking("t", slow, 0, max_bytes=3 * SIZE))
             for flight in scene.broker.log.parts.reader.flights._flights.values():
                 flight.began_s -= 6 * SOON_S
-            scene.broker.fetch = scene.broker.make_fetch(FetchLimits(grace_s=3 * SOON_S, empty_timeout_s=3 * SOON_S))
+            scene.broker.fetch = scene.broker.make_fetch(FetchLimits(late_after_s=3 * SOON_S, empty_timeout_s=3 * SOON_S))
             again = await scene.broker.read(asking("t", slow, 0, max_bytes=3 * SIZE), max_wait_ms=LONG_MS)
             both = await scene.broker.read(*[asking("t", number, 0, max_bytes=3 * SIZE) for number in (slow, other)])
         bucket.let_go.set()
@@ -387,7 +387,7 @@ async def test_a_read_that_another_fetch_began_long_ago_is_late_but_what_it_has_
 
 
 async def test_what_has_left_the_tail_while_the_read_behind_it_goes_on_is_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(late_after_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         number = scene.healthy[0]
         await scene.broker.send(("t", number, record_batch(b"c")))
@@ -412,7 +412,7 @@ async def test_what_has_left_the_tail_while_the_read_behind_it_goes_on_is_read_t
 
 @pytest.mark.parametrize("min_bytes", [1, 3 * SIZE])
 async def test_a_partition_that_has_all_it_may_take_waits_for_no_more_of_a_read_that_another_began(min_bytes: int) -> None:
-    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(late_after_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow = scene.healthy[0]
         await scene.other.send(("t", slow, record_batch(b"c")))
@@ -432,7 +432,7 @@ async def test_a_partition_that_has_all_it_may_take_waits_for_no_more_of_a_read_
 
 
 async def test_the_reads_of_a_partition_that_has_records_have_one_grace_together() -> None:
-    async with two_shards(fetch_limits=FetchLimits(grace_s=0.2, runs_per_read=1)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(late_after_s=0.2, runs_per_read=1)) as scene:
         slow = scene.healthy[0]
         for _ in range(10):
             await scene.other.send(("t", slow, record_batch(b"c")))
@@ -454,7 +454,7 @@ async def test_the_reads_of_a_partition_that_has_records_have_one_grace_together
 
 
 async def test_a_partition_whose_records_go_while_some_of_them_have_come_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(late_after_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow = scene.healthy[0]
         await scene.other.send(("t", slow, record_batch(b"c")))
@@ -477,7 +477,7 @@ def out_of_range(_log: object, offset: int) -> None:
 
 
 async def test_a_read_that_was_left_is_not_left_once_more_only_until_it_has_something() -> None:
-    async with two_shards(fetch_limits=FetchLimits(grace_s=3 * SOON_S)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(late_after_s=3 * SOON_S)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, other = scene.healthy[:2]
         await scene.other.send(("t", slow, record_batch(b"c")))
@@ -496,7 +496,7 @@ async def test_a_read_that_was_left_is_not_left_once_more_only_until_it_has_some
 
 
 async def test_a_fetch_with_nothing_else_to_answer_waits_for_a_slow_object() -> None:
-    async with two_shards(fetch_limits=FetchLimits(grace_s=0.1)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(late_after_s=0.1)) as scene:
         bucket = slow_bucket(scene.broker)
         slow = scene.healthy[0]
         bucket.slow = set(await object_keys(scene, slow))
@@ -510,7 +510,7 @@ async def test_a_fetch_with_nothing_else_to_answer_waits_for_a_slow_object() -> 
 
 
 async def test_a_late_read_that_comes_before_the_response_goes_is_in_it() -> None:
-    async with two_shards(fetch_limits=FetchLimits(grace_s=0.01)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(late_after_s=0.01)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, at_end = scene.healthy[:2]
         bucket.slow = set(await object_keys(scene, slow))
@@ -524,7 +524,7 @@ async def test_a_late_read_that_comes_before_the_response_goes_is_in_it() -> Non
 
 async def test_the_first_place_of_a_slow_partition_passes_to_the_next_one() -> None:
     """One batch is answered even if it is larger than the limit: of the first partition that has one in time."""
-    async with two_shards(fetch_limits=FetchLimits(grace_s=0.05)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(late_after_s=0.05)) as scene:
         bucket = slow_bucket(scene.broker)
         slow, *others = scene.healthy[:3]
         bucket.slow = set(await object_keys(scene, slow))
@@ -542,7 +542,7 @@ async def test_limits_hold_when_reads_end_in_another_order() -> None:
         asked = [asking("t", number, max_bytes=2 * size) for number in (first, *others)]
         async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
             reading = group.create_task(scene.broker.read(*asked, max_bytes=5 * size))
-            await asyncio.sleep(DEFAULT_FETCH_LIMITS.grace_s / 4)
+            await asyncio.sleep(DEFAULT_FETCH_LIMITS.late_after_s / 4)
             bucket.let_go.set()
 
         assert [offsets_of(answer) for answer in reading.result().partitions] == [[0, 1], [0, 1], [0], []]
@@ -550,7 +550,7 @@ async def test_limits_hold_when_reads_end_in_another_order() -> None:
 
 async def test_no_more_reads_of_a_fetch_are_under_way_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
-    async with two_shards(fetch_limits=FetchLimits(grace_s=0.02, empty_timeout_s=0.4, reads_under_way_max=7)) as scene:
+    async with two_shards(fetch_limits=FetchLimits(late_after_s=0.02, empty_timeout_s=0.4, reads_under_way_max=7)) as scene:
         bucket = slow_bucket(scene.broker)
         for number in range(PARTITIONS):
             bucket.slow |= set(await object_keys(scene, number))
@@ -572,7 +572,9 @@ async def test_no_more_reads_of_a_fetch_are_under_way_than_may_be(monkeypatch: p
 
 
 async def test_reads_that_nobody_waits_for_are_bounded_and_leave_nothing_behind() -> None:
-    async with two_shards(fetch_limits=FetchLimits(grace_s=0.01, empty_timeout_s=0.02), log_limits=LogLimits(unattended_max=2)) as scene:
+    async with two_shards(
+        fetch_limits=FetchLimits(late_after_s=0.01, empty_timeout_s=0.02), log_limits=LogLimits(unattended_max=2)
+    ) as scene:
         bucket = slow_bucket(scene.broker)
         for number in range(PARTITIONS):
             bucket.slow |= set(await object_keys(scene, number))
