@@ -16,7 +16,7 @@ from storage.formats.manifest import Manifest
 from storage.log.fresh_reads import ManifestReads, failure_of
 from storage.log.index import check_range
 from storage.log.partition import PartitionLog, Partitions
-from storage.log.reader import Flight, Reader
+from storage.log.reader import Reader, StoredRead
 from storage.log.scan import BatchRun, Elsewhere
 from storage.metadata.port import MetadataStore
 
@@ -30,17 +30,16 @@ BEGUN_PER_STEP: Final = 500
 class FetchPartitionStatus:
     """What a fetch wants of one partition, and what there is of it. `error` is final; `is_cut`: there is more to read.
 
-    It is pending while it has a `read` of its manifest or a `flight`, and `is_late` when that has taken too long. `held_bytes` are
+    It is pending while it has a `read` of its manifest or a `stored_read`, and `is_late` when that has taken too long. `held_bytes` are
     kept free for what it may bring. `is_queued`: it has to read, and others are before it. `is_too_large`: its first batch does not fit
-    into `tried_bytes`. Its records pass `passed` offsets. Of its flight, `flown` runs are taken; the first one began at `reading_since_s`.
+    into `tried_bytes`. Its records pass `passed` offsets. Of its stored read, `runs_taken` runs are taken; the first one began at
+    `reading_since_s`.
     """
 
     __slots__ = (
         "buffers",
         "bytes_max",
         "error",
-        "flight",
-        "flown",
         "held_bytes",
         "is_asked",
         "is_behind_barrier",
@@ -55,7 +54,9 @@ class FetchPartitionStatus:
         "read",
         "reading_since_s",
         "runs",
+        "runs_taken",
         "size_bytes",
+        "stored_read",
         "tried_bytes",
     )
 
@@ -67,18 +68,18 @@ class FetchPartitionStatus:
         self.size_bytes = self.passed = 0
         self.held_bytes = 0
         self.tried_bytes = 0
-        self.flown = 0
+        self.runs_taken = 0
         self.reading_since_s = float("inf")
         self.error: StorageError | None = None
         self.manifest: Manifest | None = None
         self.read: asyncio.Future[None] | None = None
-        self.flight: Flight | None = None
+        self.stored_read: StoredRead | None = None
         self.runs: list[BatchRun] = []
         self.is_asked = self.is_cut = self.is_late = self.is_behind_barrier = self.is_queued = self.is_too_large = False
 
     @property
     def is_pending(self) -> bool:
-        return self.read is not None or self.flight is not None
+        return self.read is not None or self.stored_read is not None
 
 
 class DelayedFetch:
@@ -135,7 +136,7 @@ class DelayedFetch:
         self._spared_left = 0
         self._reading: dict[FetchPartitionStatus, None] = {}
         self._moment_end_s = began_s
-        self._joined: dict[Flight, int] = {}
+        self._joined: dict[StoredRead, int] = {}
         """With where the response goes on of what it brings."""
         self._asked: dict[asyncio.Future[None], None] = {}
 
@@ -197,9 +198,11 @@ class DelayedFetch:
         is_pending = is_something = is_enough = is_held = False
         size_bytes = 0
         for wanted in self._wanted:
-            if wanted.read is not None or wanted.flight is not None or wanted.is_queued:
+            if wanted.read is not None or wanted.stored_read is not None or wanted.is_queued:
                 if not (wanted.is_late or (wanted.is_queued and now_s >= timeout_end_s)):
-                    if wanted.read is not None or (wanted.flight is not None and wanted.flight.was_left and not wanted.flown):
+                    if wanted.read is not None or (
+                        wanted.stored_read is not None and wanted.stored_read.was_left and not wanted.runs_taken
+                    ):
                         return False
                     is_held = True
                 is_pending = True
@@ -216,12 +219,12 @@ class DelayedFetch:
         return is_something or not is_pending or now_s >= max(self._deadline_s, timeout_end_s)
 
     def _late_s(self, wanted: FetchPartitionStatus) -> float:
-        """The time from which its flight is late. A partition with records has one grace for all its flights, rather than one for each."""
-        assert wanted.flight is not None, "it has no flight"
-        return (wanted.reading_since_s if wanted.size_bytes else wanted.flight.began_s) + self._limits.late_after_s
+        """The time from which its stored read is late. A partition with records has one limit for all its stored reads."""
+        assert wanted.stored_read is not None, "it has no stored read"
+        return (wanted.reading_since_s if wanted.size_bytes else wanted.stored_read.began_s) + self._limits.late_after_s
 
     def _may_leave_reads(self) -> bool:
-        return self._reader.flights.may_be_left([wanted.flight for wanted in self._reading if wanted.flight is not None])
+        return self._reader.stored_reads.may_be_left([wanted.stored_read for wanted in self._reading if wanted.stored_read is not None])
 
     @property
     def _well_filled_bytes(self) -> float:
@@ -261,8 +264,8 @@ class DelayedFetch:
             return
         for read in self._asked:
             read.remove_done_callback(self._on_read)
-        for flight, offset in self._joined.items():
-            self._reader.flights.leave(flight, self._wake, goes_on_at=offset)
+        for stored_read, offset in self._joined.items():
+            self._reader.stored_reads.leave(stored_read, self._wake, goes_on_at=offset)
         for wanted in self._wanted:
             self._fail(wanted)
 
@@ -291,12 +294,12 @@ class DelayedFetch:
             wanted.is_behind_barrier = True
             self._await(wanted, self._manifest_reads.read_barrier(log))
             return
-        flight = wanted.flight
-        if flight is not None:
-            if not flight.is_done:
-                if len(flight.runs) > wanted.flown:
+        stored_read = wanted.stored_read
+        if stored_read is not None:
+            if not stored_read.is_done:
+                if len(stored_read.runs) > wanted.runs_taken:
                     self._gather(wanted, now_s)
-                if wanted.flight is flight and not wanted.is_late and now_s >= self._late_s(wanted):
+                if wanted.stored_read is stored_read and not wanted.is_late and now_s >= self._late_s(wanted):
                     self._give_up_room(wanted)
                 return
         elif (
@@ -323,14 +326,14 @@ class DelayedFetch:
         """Take all anew: from the tail cache, from what was read for it, and from what has come of a read; begin one where these end, and
         none is under way.
         """
-        log, flight = wanted.log, wanted.flight
-        if flight is not None:
-            came = flight.runs[wanted.flown :]
+        log, stored_read = wanted.log, wanted.stored_read
+        if stored_read is not None:
+            came = stored_read.runs[wanted.runs_taken :]
             wanted.runs += came
             self._runs_left -= len(came)
-            wanted.flown += len(came)
-            if flight.is_done:
-                wanted.flight, wanted.flown = None, 0
+            wanted.runs_taken += len(came)
+            if stored_read.is_done:
+                wanted.stored_read, wanted.runs_taken = None, 0
                 del self._reading[wanted]
         self._left_bytes += wanted.size_bytes + wanted.held_bytes
         wanted.held_bytes = 0
@@ -344,11 +347,13 @@ class DelayedFetch:
             check_range(log, offset)
             while offset < log.seen.high_watermark and (taken_bytes < room or (at_least_one and not buffers)):
                 run = self._reader.cached(log, offset) or _run_at(wanted.runs, offset)
-                if run is None and wanted.flight is not None and wanted.flight.end == offset:
+                if run is None and wanted.stored_read is not None and wanted.stored_read.end == offset:
                     is_coming = True
                     break
                 if run is None and min(self._runs_left, self._spared_left) > 0:
-                    here = self._reader.flights.spare(log, offset, bytes_max=room - taken_bytes, at_least_one=at_least_one and not buffers)
+                    here = self._reader.stored_reads.spare(
+                        log, offset, bytes_max=room - taken_bytes, at_least_one=at_least_one and not buffers
+                    )
                     if here is not Elsewhere.TO_BE_READ:
                         self._spared_left -= 1
                         if here is None:
@@ -357,10 +362,10 @@ class DelayedFetch:
                         wanted.runs.append(run)
                         self._runs_left -= 1
                 if run is None:
-                    if self._must_read(wanted, flight, offset, taken_bytes, at_least_one=at_least_one and not buffers, now_s=now_s):
+                    if self._must_read(wanted, stored_read, offset, taken_bytes, at_least_one=at_least_one and not buffers, now_s=now_s):
                         break
-                    if flight is not None and flight.end == offset and not buffers:
-                        wanted.error = flight.error  # behind records it is for the next fetch to tell
+                    if stored_read is not None and stored_read.end == offset and not buffers:
+                        wanted.error = stored_read.error  # behind records it is for the next fetch to tell
                     break
                 piece = run.from_offset(offset, room - taken_bytes, at_least_one=at_least_one and not buffers)
                 if piece is None:
@@ -373,36 +378,43 @@ class DelayedFetch:
         except StorageError as error:
             wanted.error = without_frames(error)
             buffers, taken_bytes, offset = [], 0, wanted.offset
-        if flight is not None:
-            self._joined[flight] = offset
-            if wanted.flight is flight and not is_coming:
+        if stored_read is not None:
+            self._joined[stored_read] = offset
+            if wanted.stored_read is stored_read and not is_coming:
                 # It goes on, and what it brings is not waited for: there is no room for more, or an error.
-                wanted.flight, wanted.flown = None, 0
+                wanted.stored_read, wanted.runs_taken = None, 0
                 del self._reading[wanted]
         wanted.buffers, wanted.size_bytes, wanted.passed = buffers, taken_bytes, offset - wanted.offset
         wanted.manifest = log.seen.manifest
         wanted.is_cut = wanted.error is None and offset < log.seen.high_watermark
         self._left_bytes -= taken_bytes
-        is_reading = wanted.flight is not None
+        is_reading = wanted.stored_read is not None
         if is_reading and not wanted.is_late:
             wanted.held_bytes = max(0, room - taken_bytes)
             self._left_bytes -= wanted.held_bytes
         wanted.is_too_large = wanted.is_cut and not buffers and not at_least_one and not is_reading and not wanted.is_queued
         if at_least_one:
             self._first = wanted if buffers or (is_reading and not wanted.is_late) else None
-        if wanted.flight is not None and wanted.flight is not flight and wanted.flight.runs:
+        if wanted.stored_read is not None and wanted.stored_read is not stored_read and wanted.stored_read.runs:
             self._gather(wanted, now_s)  # it was under way, for another
 
     def _must_read(
-        self, wanted: FetchPartitionStatus, landed: Flight | None, offset: int, taken_bytes: int, *, at_least_one: bool, now_s: float
+        self,
+        wanted: FetchPartitionStatus,
+        ended_read: StoredRead | None,
+        offset: int,
+        taken_bytes: int,
+        *,
+        at_least_one: bool,
+        now_s: float,
     ) -> bool:
-        """Whether `offset` is read now, or will be; False if what has `landed` says that there is no use, or the response has enough."""
+        """Whether `offset` is read now, or will be; False if `ended_read` says that there is no use, or the response has enough."""
         limits = self._limits
         bytes_max = wanted.tried_bytes - taken_bytes
-        if landed is not None and landed.end == offset:
+        if ended_read is not None and ended_read.end == offset:
             # What was too large for the room that others had left it then may fit by now.
-            is_too_large = landed.is_too_large and not at_least_one and bytes_max <= landed.left_bytes
-            if landed.error is not None or is_too_large:
+            is_too_large = ended_read.is_too_large and not at_least_one and bytes_max <= ended_read.left_bytes
+            if ended_read.error is not None or is_too_large:
                 return False
         if self._runs_left <= 0:
             return False
@@ -412,7 +424,7 @@ class DelayedFetch:
         if len(self._reading) >= limits.reads_under_way_max or sum(not other.is_late for other in self._reading) >= limits.reads_at_once:
             wanted.is_queued = True
             return True
-        flight = self._reader.flights.join(
+        stored_read = self._reader.stored_reads.join(
             wanted.log,
             offset,
             bytes_max=bytes_max,
@@ -420,10 +432,10 @@ class DelayedFetch:
             at_least_one=at_least_one,
             wake=self._wake,
         )
-        self._joined[flight] = offset
+        self._joined[stored_read] = offset
         self._moment_end_s = now_s + limits.moment_s
-        wanted.flight, wanted.flown = flight, 0
-        wanted.reading_since_s = min(wanted.reading_since_s, flight.began_s)
+        wanted.stored_read, wanted.runs_taken = stored_read, 0
+        wanted.reading_since_s = min(wanted.reading_since_s, stored_read.began_s)
         self._reading[wanted] = None
         wanted.is_late = now_s >= self._late_s(wanted)
         return True

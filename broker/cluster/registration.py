@@ -3,7 +3,8 @@
 Without a registration a broker goes on serving: every commit is a CAS, and what was begun under the old epoch is settled under it
 (storage/log/commit.py). It only leads nothing for clients, as long as there are others (docs/internals/design/coordination.md).
 
-`ControlledShutdown` gets producers to leave a draining broker before it closes connections (docs/internals/adr/0016-leaving-without-an-error.md).
+`ControlledShutdown` gets producers to leave a draining broker before it closes connections
+(docs/internals/adr/0016-leaving-without-an-error.md).
 """
 
 import asyncio

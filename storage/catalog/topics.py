@@ -4,9 +4,9 @@ Everything about the log of a topic is keyed by its id, so a topic that was dele
 The cache may be behind (hints get lost, entries live for half a minute, from when their read began): a topic found in it may be gone, and
 one that is not found in it may exist. Writers are safe all the same: the manifests of a deleted topic say so.
 
-While the store does not answer for the catalog (`Unavailability`), topics stay in the cache for STALE_S longer, unless something contradicts them.
-That rests on the same: a topic that was deleted takes no appends and has no records, whoever still believes in it; a broker that finds that
-out forgets it.
+While the store does not answer for the catalog (`Unavailability`), topics stay in the cache for STALE_S longer, unless something
+contradicts them. That rests on the same: a topic that was deleted takes no appends and has no records, whoever still believes in it; a
+broker that finds that out forgets it.
 """
 
 import asyncio

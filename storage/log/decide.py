@@ -134,8 +134,8 @@ def decide(
     `version`: the one that the CAS expects; new pages are named after it and `writer`, as no other attempt names its own.
     `lost`: the lowest sequence by producer that was answered with an error here. A producer that nobody knows may not begin behind it: it
     would take the place of what is sent again.
-    `permitted_starts`: the epoch and highest sequence by producer with which it may begin though nobody knows it, because nothing of it can be on
-    its way before that (docs/internals/adr/0028-unknown-producers-begin-when-proved.md). In Kafka every producer may begin with any.
+    `permitted_starts`: the epoch and highest sequence by producer with which it may begin though nobody knows it, because nothing of it can
+    be on its way before that (docs/internals/adr/0028-unknown-producers-begin-when-proved.md). In Kafka every producer may begin with any.
     `dead_writers`: broker epochs whose registration was seen gone after `manifest` was read; only they may be dropped from `writers`.
     `must_drain`: send the pending entries as a chunk though the ring is not full.
     """

@@ -4,7 +4,7 @@ offset → entry (index) → window of its span (blocks) → scan → CRC of eac
 
 Bytes that come back otherwise than they were written are read once more before a client hears of it: the pieces they came from leave the
 cache, the manifest is read again, and so is the object. Only bytes that are damaged twice are an alarm (`CorruptReads`). A read of the
-object store is a `Flight`, which outlives the fetch that asked for it.
+object store is a `StoredRead`, which outlives the fetch that asked for it.
 """
 
 import asyncio
@@ -133,7 +133,7 @@ class CorruptReads:
 
 
 class Reads(Protocol):
-    """The part of a `Reader` that flights need."""
+    """The part of a `Reader` that stored reads need."""
 
     def cached(self, log: PartitionLog, offset: int) -> BatchRun | None: ...
 
@@ -153,7 +153,7 @@ class Reads(Protocol):
     ) -> BatchRun | None: ...
 
 
-class Flight:
+class StoredRead:
     """Runs from `offset` on, in order, as they come. When it `is_done`, `error` is what ended it, and `is_too_large` says that the batch
     behind the last run does not fit into the `left_bytes`. `was_left`: an earlier read was left here, and has ended since then.
     """
@@ -194,12 +194,12 @@ class Flight:
         return self.runs[-1].last + 1 if self.runs else self.offset
 
 
-class Flights:
+class StoredReads:
     """Reads of the object store that outlive the fetch that asked: one that leaves without a slow read finds it under way next time.
 
-    A fetch that wants what is being read joins that flight, and may take the runs that have come before the others come. A flight that no
-    fetch waits for reads the run it is at, which the block cache keeps, and ends. The number of these is bounded, and the one that was left
-    first makes room. A read that begins again where one was left says so.
+    A fetch that wants what is being read joins that stored read, and may take the runs that have come before the others come. A stored read
+    that no fetch waits for reads the run it is at, which the block cache keeps, and ends. The number of these is bounded, and the one that
+    was left first makes room. A read that begins again where one was left says so.
     """
 
     def __init__(self, reads: Reads, *, nursery: Nursery, clock: Clock, limits: LogLimits = DEFAULT_LIMITS) -> None:
@@ -211,20 +211,20 @@ class Flights:
         """Where fetches ended: one that begins there is in order."""
         self._left = LruCache[tuple[PartitionId, int], None](limits.fetch_places_kept_max)
         """Where fetches left a read that went on, and has ended."""
-        self._flights: dict[tuple[PartitionLog, int, bool], Flight] = {}
-        self._unattended: OrderedDict[Flight, int] = OrderedDict()
+        self._stored_reads: dict[tuple[PartitionLog, int, bool], StoredRead] = {}
+        self._unattended: OrderedDict[StoredRead, int] = OrderedDict()
         """With what each may still bring."""
         self._unattended_bytes = 0
 
     def __len__(self) -> int:
         """Reads under way."""
-        return len(self._flights)
+        return len(self._stored_reads)
 
-    def may_be_left(self, flights: Collection[Flight]) -> bool:
+    def may_be_left(self, stored_reads: Collection[StoredRead]) -> bool:
         """Whether all of them may be left without ending one that others have left."""
-        size_bytes = sum([flight.left_bytes for flight in flights])
+        size_bytes = sum([stored_read.left_bytes for stored_read in stored_reads])
         return (
-            len(self._unattended) + len(flights) <= self._unattended_max
+            len(self._unattended) + len(stored_reads) <= self._unattended_max
             and self._unattended_bytes + size_bytes <= self._unattended_bytes_max
         )
 
@@ -248,87 +248,87 @@ class Flights:
 
     def join(
         self, log: PartitionLog, offset: int, *, bytes_max: int, runs_max: int, at_least_one: bool, wake: Callable[[], None]
-    ) -> Flight:
+    ) -> StoredRead:
         """The read of `offset` that is under way, or a new one of at most `bytes_max` bytes, but for a first batch that is larger if
         `at_least_one`, and `runs_max` runs. `wake` is called when a run has come, and when it is done. Leave it in the end.
         """
         key = log, offset, at_least_one
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = Flight(log, offset, bytes_max, self._clock.monotonic_s())
-            is_under_way = (log, offset, not at_least_one) in self._flights
-            flight.was_left = (log.partition, offset) in self._left and not is_under_way
-            flight.task = self._nursery.spawn(self._fly(flight, runs_max, at_least_one), name="stored-read")
-        elif flight in self._unattended:
-            self._attend(flight)
-        flight.wakers[wake] = None
-        return flight
+        stored_read = self._stored_reads.get(key)
+        if stored_read is None:
+            stored_read = self._stored_reads[key] = StoredRead(log, offset, bytes_max, self._clock.monotonic_s())
+            is_under_way = (log, offset, not at_least_one) in self._stored_reads
+            stored_read.was_left = (log.partition, offset) in self._left and not is_under_way
+            stored_read.task = self._nursery.spawn(self._run_stored_read(stored_read, runs_max, at_least_one), name="stored-read")
+        elif stored_read in self._unattended:
+            self._attend(stored_read)
+        stored_read.wakers[wake] = None
+        return stored_read
 
-    def leave(self, flight: Flight, wake: Callable[[], None], *, goes_on_at: int = -1) -> None:
+    def leave(self, stored_read: StoredRead, wake: Callable[[], None], *, goes_on_at: int = -1) -> None:
         """`goes_on_at`: the offset behind what was taken of it, if something was."""
-        flight.wakers.pop(wake, None)
-        if flight.is_done:
+        stored_read.wakers.pop(wake, None)
+        if stored_read.is_done:
             return
-        flight.left_offset = max(flight.offset, goes_on_at)
-        if goes_on_at > flight.offset:
-            self._ends.put((flight.log.partition, goes_on_at), None)
-        if flight.wakers:
+        stored_read.left_offset = max(stored_read.offset, goes_on_at)
+        if goes_on_at > stored_read.offset:
+            self._ends.put((stored_read.log.partition, goes_on_at), None)
+        if stored_read.wakers:
             return
-        self._unattended[flight] = flight.left_bytes
-        self._unattended_bytes += flight.left_bytes
+        self._unattended[stored_read] = stored_read.left_bytes
+        self._unattended_bytes += stored_read.left_bytes
         while len(self._unattended) > self._unattended_max or self._unattended_bytes > self._unattended_bytes_max:
             oldest = next(iter(self._unattended))
             self._attend(oldest)
             assert oldest.task is not None
             oldest.task.cancel()
 
-    def _attend(self, flight: Flight) -> None:
-        self._unattended_bytes -= self._unattended.pop(flight, 0)
+    def _attend(self, stored_read: StoredRead) -> None:
+        self._unattended_bytes -= self._unattended.pop(stored_read, 0)
 
-    async def _fly(self, flight: Flight, runs_max: int, at_least_one: bool) -> None:
+    async def _run_stored_read(self, stored_read: StoredRead, runs_max: int, at_least_one: bool) -> None:
         CAUSE.set("fetch")
-        log = flight.log
-        goes_on = (log.partition, flight.offset) in self._ends
+        log = stored_read.log
+        goes_on = (log.partition, stored_read.offset) in self._ends
         try:
             while True:
-                left_bytes = flight.left_bytes
+                left_bytes = stored_read.left_bytes
                 run = await self._reads.stored_within(
                     log,
-                    flight.end,
+                    stored_read.end,
                     bytes_max=left_bytes,
-                    at_least_one=at_least_one and not flight.runs,
+                    at_least_one=at_least_one and not stored_read.runs,
                     # Several runs of one fetch follow each other wherever its consumer goes next.
-                    is_in_order=goes_on and bool(flight.wakers),
-                    is_awaited=lambda: bool(flight.wakers),
+                    is_in_order=goes_on and bool(stored_read.wakers),
+                    is_awaited=lambda: bool(stored_read.wakers),
                 )
                 if run is None:
-                    flight.is_too_large = True
+                    stored_read.is_too_large = True
                     break
-                flight.runs.append(run)
-                flight.left_bytes = max(0, left_bytes - run.size_bytes)
-                end = flight.end
-                if not flight.left_bytes or len(flight.runs) >= runs_max or not flight.wakers:
+                stored_read.runs.append(run)
+                stored_read.left_bytes = max(0, left_bytes - run.size_bytes)
+                end = stored_read.end
+                if not stored_read.left_bytes or len(stored_read.runs) >= runs_max or not stored_read.wakers:
                     break
-                if flight.left_bytes < run.following_bytes:
-                    flight.is_too_large = True
+                if stored_read.left_bytes < run.following_bytes:
+                    stored_read.is_too_large = True
                     break
                 if end >= log.seen.high_watermark or self._reads.cached(log, end) is not None:
                     break
-                for wake in flight.wakers:
+                for wake in stored_read.wakers:
                     wake()
         except StorageError as error:
-            flight.error = without_frames(error)
+            stored_read.error = without_frames(error)
         finally:
-            if flight.runs:
-                self._ends.put((log.partition, flight.end), None)
-            flight.is_done = True
-            del self._flights[log, flight.offset, at_least_one]
-            if flight.wakers:
-                self._left.pop((log.partition, flight.offset))
+            if stored_read.runs:
+                self._ends.put((log.partition, stored_read.end), None)
+            stored_read.is_done = True
+            del self._stored_reads[log, stored_read.offset, at_least_one]
+            if stored_read.wakers:
+                self._left.pop((log.partition, stored_read.offset))
             else:
-                self._left.put((log.partition, flight.left_offset), None)
-            self._attend(flight)
-            for wake in flight.wakers:
+                self._left.put((log.partition, stored_read.left_offset), None)
+            self._attend(stored_read)
+            for wake in stored_read.wakers:
                 wake()
 
 
@@ -394,7 +394,7 @@ class Reader:
         self._looking_ahead: set[PartitionLog] = set()
         """Whose index is read for what comes next."""
         self.segments = SegmentReader(objects=objects, blocks=blocks, read_ahead=self._read_ahead, limits=limits)
-        self.flights = Flights(self, nursery=nursery, clock=clock, limits=limits)
+        self.stored_reads = StoredReads(self, nursery=nursery, clock=clock, limits=limits)
 
     def cached(self, log: PartitionLog, offset: int) -> BatchRun | None:
         """The run that holds `offset`, if the tail cache has it."""

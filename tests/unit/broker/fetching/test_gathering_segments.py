@@ -81,7 +81,7 @@ def want(broker: Rig, offset: int = 0, bytes_max: int = 1 << 20) -> FetchPartiti
 
 
 async def until_read(broker: Rig) -> None:
-    await asyncio.gather(*[flight.task for flight in broker.parts.reader.flights._flights.values() if flight.task])
+    await asyncio.gather(*[stored_read.task for stored_read in broker.parts.reader.stored_reads._stored_reads.values() if stored_read.task])
 
 
 def found(wanted: FetchPartitionStatus) -> bytes:
@@ -95,7 +95,7 @@ async def test_what_is_in_memory_is_taken_at_once_and_checked_once(broker: Rig, 
     made.look(0.1)
 
     assert made.may_leave()
-    assert len(broker.parts.reader.flights) == 0
+    assert len(broker.parts.reader.stored_reads) == 0
     assert found(wanted) == b"".join(BATCHES)
     assert checked == [0, 1, 2, 3, 4, 5]
 
@@ -110,7 +110,7 @@ async def test_whole_blocks_are_taken_and_of_a_segment_that_is_begun_what_fits(
     made = gather(broker, wanted)
 
     assert made.may_leave()
-    assert len(broker.parts.reader.flights) == 0
+    assert len(broker.parts.reader.stored_reads) == 0
     assert found(wanted) == b"".join(BATCHES[:batches])
     assert checked == list(range((batches + 1) // 2))
 
@@ -121,7 +121,7 @@ async def test_a_batch_that_is_too_large_for_what_others_left_is_not_read(broker
 
     assert made.may_leave()
     assert (second.is_too_large, second.is_cut, second.buffers) == (True, True, [])
-    assert len(broker.parts.reader.flights) == 0
+    assert len(broker.parts.reader.stored_reads) == 0
     assert checked == [0]
 
 
@@ -131,7 +131,7 @@ async def test_an_answer_has_so_many_runs_at_most(broker: Rig) -> None:
 
     assert made.may_leave()
     assert found(wanted) == b"".join(BATCHES[:6]), "the second segment would be another run"
-    assert len(broker.parts.reader.flights) == 0
+    assert len(broker.parts.reader.stored_reads) == 0
 
 
 async def test_what_is_damaged_in_memory_is_read(broker: Rig, checked: list[int]) -> None:
@@ -144,7 +144,7 @@ async def test_what_is_damaged_in_memory_is_read(broker: Rig, checked: list[int]
     made = gather(broker, wanted)
 
     assert not made.may_leave()
-    assert len(broker.parts.reader.flights) == 1
+    assert len(broker.parts.reader.stored_reads) == 1
     assert checked == [0]
     made.close()
 
@@ -215,11 +215,11 @@ async def test_of_a_response_that_is_nearly_full_the_rest_is_worth_no_read(broke
     made = begin(broker, first, other, bytes_max=2 * SIZE + SIZE // 2 if is_read else bytes_max, limits=limits)
     broker.parts.reader.segments.drop(IDS[1])  # its footer has to be read again
     made.look(0.0)
-    reads = len(broker.parts.reader.flights)
+    reads = len(broker.parts.reader.stored_reads)
     alone = gather(broker, only, bytes_max=1, limits=limits)
 
     assert (reads, other.is_too_large) == ((1, False) if is_read else (0, True))
-    assert len(broker.parts.reader.flights) == reads + 1, "the only one is read, however little it may have"
+    assert len(broker.parts.reader.stored_reads) == reads + 1, "the only one is read, however little it may have"
     await until_read(broker)
     for one in (made, alone):
         one.close()
@@ -237,15 +237,15 @@ class UnderWay:
 async def test_a_fetch_that_is_hurried_late_in_its_wait_still_waits_for_its_read_and_not_every_millisecond(broker: Rig) -> None:
     wanted = FetchPartitionStatus(broker.parts.partitions.get(PARTITION), 0, 100)
     fetch = begin(broker, wanted)
-    flight: Any = UnderWay(began_s=3.95)
-    wanted.flight = flight
+    stored_read: Any = UnderWay(began_s=3.95)
+    wanted.stored_read = stored_read
     fetch._reading[wanted] = None
     fetch._now_s = 4.0
     fetch.hurry()
 
     assert not fetch.may_leave()
     assert fetch.left_s() == pytest.approx(DEFAULT_FETCH_LIMITS.late_after_s - 0.05)
-    wanted.flight = None
+    wanted.stored_read = None
     assert fetch.may_leave()
 
 

@@ -192,7 +192,7 @@ async def test_a_slow_object_of_one_partition_holds_up_no_other_and_its_read_goe
         asked = [(slow, 0), *[(number, 0) for number in scene.healthy[1:]]]
         first, first_s = await scene.fetch(*asked, max_wait_ms=LONG_MS)
         again, again_s = await scene.fetch(*asked, max_wait_ms=LONG_MS)
-        under_way = len(scene.broker.log.parts.reader.flights)
+        under_way = len(scene.broker.log.parts.reader.stored_reads)
         gets = len([key for key in bucket.gets if key in bucket.slow])
         bucket.let_go.set()
         async with asyncio.TaskGroup() as group:
@@ -307,7 +307,7 @@ async def test_a_read_that_was_left_and_whose_bytes_are_gone_again_is_not_left_o
         early = await read_two_each(scene, (slow, 0), (other, 0))
         bucket.let_go.set()
         parts = scene.broker.log.parts
-        while len(parts.reader.flights):  # noqa: ASYNC110 - they end by themselves
+        while len(parts.reader.stored_reads):  # noqa: ASYNC110 - they end by themselves
             await asyncio.sleep(0.001)
         for key in bucket.slow:
             parts.reader._blocks.drop(key)
@@ -359,15 +359,15 @@ async def test_what_has_come_of_a_read_is_answered_and_the_next_fetch_goes_on_in
         behind = scene.topic.partition(slow), 2
 
         assert offsets_of(reading.result().partitions[0]) == [0, 1]
-        assert behind in reader.flights._ends
-        assert len(reader.flights) == 1, "it goes on"
+        assert behind in reader.stored_reads._ends
+        assert len(reader.stored_reads) == 1, "it goes on"
         async with asyncio.timeout(SOON_S):
             of_another = await scene.broker.read(asked, max_bytes=WELL_FILLED_BY_TWO)
         assert offsets_of(of_another.partitions[0]) == [0, 1]
         bucket.let_go.set()
-        while len(reader.flights):  # noqa: ASYNC110 - it ends by itself
+        while len(reader.stored_reads):  # noqa: ASYNC110 - it ends by itself
             await asyncio.sleep(0.001)
-        assert behind in reader.flights._left
+        assert behind in reader.stored_reads._left
 
 
 async def test_a_read_that_another_fetch_began_long_ago_is_late_but_what_it_has_is_taken() -> None:
@@ -376,8 +376,8 @@ async def test_a_read_that_another_fetch_began_long_ago_is_late_but_what_it_has_
         bucket = await slow_from_its_second_object_on(scene, slow)
         async with asyncio.timeout(SOON_S):
             alone = await scene.broker.read(asking("t", slow, 0, max_bytes=3 * SIZE))
-            for flight in scene.broker.log.parts.reader.flights._flights.values():
-                flight.began_s -= 6 * SOON_S
+            for stored_read in scene.broker.log.parts.reader.stored_reads._stored_reads.values():
+                stored_read.began_s -= 6 * SOON_S
             scene.broker.fetch = scene.broker.make_fetch(FetchLimits(late_after_s=3 * SOON_S, empty_timeout_s=3 * SOON_S))
             again = await scene.broker.read(asking("t", slow, 0, max_bytes=3 * SIZE), max_wait_ms=LONG_MS)
             both = await scene.broker.read(*[asking("t", number, 0, max_bytes=3 * SIZE) for number in (slow, other)])
@@ -423,7 +423,7 @@ async def test_a_partition_that_has_all_it_may_take_waits_for_no_more_of_a_read_
             await asyncio.sleep(3 * DEFAULT_FETCH_LIMITS.moment_s)
             async with asyncio.timeout(SOON_S):
                 narrow = await scene.broker.read(asking("t", slow, 0, max_bytes=SIZE), min_bytes=min_bytes, max_wait_ms=LONG_MS)
-            goes_on_in_order = (scene.topic.partition(slow), 1) in reader.flights._ends
+            goes_on_in_order = (scene.topic.partition(slow), 1) in reader.stored_reads._ends
             bucket.let_go.set()
 
     assert offsets_of(narrow.partitions[0]) == [0]
@@ -486,7 +486,7 @@ async def test_a_read_that_was_left_is_not_left_once_more_only_until_it_has_some
         early = await read_two_each(scene, (slow, 1), (other, 0))
         bucket.slow = {second}
         bucket.let_go.set()
-        while len(scene.broker.log.parts.reader.flights):  # noqa: ASYNC110 - they end by themselves
+        while len(scene.broker.log.parts.reader.stored_reads):  # noqa: ASYNC110 - they end by themselves
             await asyncio.sleep(0.001)
         bucket.let_go.clear()
         again = await read_two_each(scene, (slow, 1), (other, 0))
@@ -554,13 +554,13 @@ async def test_no_more_reads_of_a_fetch_are_under_way_than_may_be(monkeypatch: p
         bucket = slow_bucket(scene.broker)
         for number in range(PARTITIONS):
             bucket.slow |= set(await object_keys(scene, number))
-        reads = scene.broker.log.parts.reader.flights
+        reads = scene.broker.log.parts.reader.stored_reads
         join = reads.join
 
         def counted(*args: Any, **options: Any) -> Any:
-            flight = join(*args, **options)
+            stored_read = join(*args, **options)
             begun.append(len(reads))
-            return flight
+            return stored_read
 
         monkeypatch.setattr(reads, "join", counted)
         answers, _ = await scene.fetch(*((number, 0) for number in range(PARTITIONS)))
@@ -582,7 +582,7 @@ async def test_reads_that_nobody_waits_for_are_bounded_and_leave_nothing_behind(
             (answer,), _ = await scene.fetch((number, 0))
             assert (code(answer), answer.records) == (ErrorCode.none, [])
         await asyncio.sleep(0)
-        reads = scene.broker.log.parts.reader.flights
+        reads = scene.broker.log.parts.reader.stored_reads
 
         assert (len(reads), reads.unattended) == (2, 2)
         bucket.let_go.set()

@@ -468,13 +468,13 @@ async def test_what_a_read_brought_that_nobody_waited_for_in_the_end_is_not_left
         monkeypatch.setattr(other.objects, "get_parts", gated)
         left: list[str] = []
         monkeypatch.setattr(reader._blocks, "leave", lambda key, *_, **__: left.append(key))
-        flight = reader.flights.join(log, end, bytes_max=1, runs_max=1, at_least_one=True, wake=never_woken)
+        stored_read = reader.stored_reads.join(log, end, bytes_max=1, runs_max=1, at_least_one=True, wake=never_woken)
         for _ in range(10):
             await asyncio.sleep(0)
-        reader.flights.leave(flight, never_woken)
+        reader.stored_reads.leave(stored_read, never_woken)
         gate.set()
-        assert flight.task is not None
-        await flight.task
+        assert stored_read.task is not None
+        await stored_read.task
         left_by_it = list(left)
         is_here = reader._blocks.is_here(key, *source.extent)
         await fetch(other, end, bytes_max=1)

@@ -307,9 +307,9 @@ async def test_another_broker_reads_inline_batches_without_a_get() -> None:
         assert len(await reader.read_all()) == 150 * (DEFAULT_LIMITS.pending_entries_max + 3)
         log = reader.parts.partitions.get(PARTITION)
         for offset in (0, DEFAULT_LIMITS.pending_entries_max + 1):  # in a chunk that was read, and in the ring
-            spare = reader.parts.reader.flights.spare(log, offset, bytes_max=1_000, at_least_one=True)
+            spare = reader.parts.reader.stored_reads.spare(log, offset, bytes_max=1_000, at_least_one=True)
             assert getattr(spare, "base", None) == offset, "it is in memory: nobody waits for it"
-        assert reader.parts.reader.flights.spare(log, 0, bytes_max=149, at_least_one=False) is None
+        assert reader.parts.reader.stored_reads.spare(log, 0, bytes_max=149, at_least_one=False) is None
 
 
 @pytest.mark.parametrize("fault", ["request lost", "reply lost", "late", "seen first, reply lost", "refused"])

@@ -54,15 +54,15 @@ async def with_history(broker: Rig, *, batches: int = BATCHES) -> SegmentEntry:
 async def fetch(broker: Rig, offset: int, *, bytes_max: int = 2 * BATCH_BYTES) -> int:
     """The offset behind what a fetch of `offset` gets."""
     log, done = broker.parts.partitions.get(PARTITION), asyncio.Event()
-    flight = broker.parts.reader.flights.join(log, offset, bytes_max=bytes_max, runs_max=16, at_least_one=True, wake=done.set)
+    stored_read = broker.parts.reader.stored_reads.join(log, offset, bytes_max=bytes_max, runs_max=16, at_least_one=True, wake=done.set)
     try:
         async with asyncio.timeout(25):
             await done.wait()
     finally:
-        broker.parts.reader.flights.leave(flight, done.set)
-    if flight.error is not None:
-        raise flight.error
-    return flight.end
+        broker.parts.reader.stored_reads.leave(stored_read, done.set)
+    if stored_read.error is not None:
+        raise stored_read.error
+    return stored_read.end
 
 
 def ahead_of(broker: Rig) -> ReadAhead:
@@ -137,17 +137,17 @@ async def test_what_a_read_brought_that_nobody_waited_for_in_the_end_is_not_left
     replace_gets(broker, gated)
     left: list[str] = []
     monkeypatch.setattr(reader._blocks, "leave_behind", lambda key, *_: left.append(key))
-    flight = reader.flights.join(log, end, bytes_max=1, runs_max=1, at_least_one=True, wake=list)
+    stored_read = reader.stored_reads.join(log, end, bytes_max=1, runs_max=1, at_least_one=True, wake=list)
     for _ in range(10):
         await asyncio.sleep(0)
-    reader.flights.leave(flight, list)
+    reader.stored_reads.leave(stored_read, list)
     gate.set()
-    assert flight.task is not None
-    await flight.task
+    assert stored_read.task is not None
+    await stored_read.task
     left_unread = list(left)
     await fetch(broker, end)
 
-    assert (len(flight.runs), left_unread) == (1, [])
+    assert (len(stored_read.runs), left_unread) == (1, [])
     assert left == [segment_key(PARTITION, segment.object_id)]
 
 
@@ -234,12 +234,12 @@ async def test_a_fetch_that_nobody_waits_for_any_more_fetches_nothing_ahead(brok
     await with_history(broker)
     await fetch(broker, 0)
     log, done = broker.parts.partitions.get(PARTITION), asyncio.Event()
-    flight = broker.parts.reader.flights.join(log, 2, bytes_max=500, runs_max=16, at_least_one=True, wake=done.set)
-    broker.parts.reader.flights.leave(flight, done.set)
-    assert flight.task is not None
-    await flight.task
+    stored_read = broker.parts.reader.stored_reads.join(log, 2, bytes_max=500, runs_max=16, at_least_one=True, wake=done.set)
+    broker.parts.reader.stored_reads.leave(stored_read, done.set)
+    assert stored_read.task is not None
+    await stored_read.task
 
-    assert flight.end > 2
+    assert stored_read.end > 2
     assert outcomes(broker.telemetry) == (0, 0, 0)
 
 

@@ -18,7 +18,7 @@ from storage.log.index import KeptChunks
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import PartitionLog, Partitions
 from storage.log.producers import PAGE_GARBAGE_MAX
-from storage.log.reader import CorruptReads, Flights
+from storage.log.reader import CorruptReads, StoredReads
 from storage.metadata import keys
 from storage.metadata.port import ABSENT, Put
 from storage.vocabulary import PartitionId
@@ -211,12 +211,12 @@ async def test_what_reads_may_bring_that_nobody_waits_for_is_bounded_in_bytes() 
         raise AssertionError("nobody waits")
 
     async with Nursery() as nursery:
-        reads = Flights(Stuck(), nursery=nursery, clock=SystemClock(), limits=LogLimits(unattended_bytes_max=250))
+        reads = StoredReads(Stuck(), nursery=nursery, clock=SystemClock(), limits=LogLimits(unattended_bytes_max=250))
         log = PartitionLog(PARTITION)
         for offset in range(5):
-            flight = reads.join(log, offset, bytes_max=100, runs_max=1, at_least_one=False, wake=wake)
+            stored_read = reads.join(log, offset, bytes_max=100, runs_max=1, at_least_one=False, wake=wake)
             await asyncio.sleep(0)
-            reads.leave(flight, wake)
+            reads.leave(stored_read, wake)
         await asyncio.sleep(0)
 
         assert (ended, reads.unattended) == ([0, 1, 2], 2)

@@ -36,7 +36,7 @@ async def read(broker: Rig, offset: int, bytes_max: int) -> BatchRun:
 
 def spare(broker: Rig, offset: int, bytes_max: int, *, at_least_one: bool = True) -> BatchRun | Elsewhere | None:
     log = broker.parts.partitions.get(PARTITION)
-    return broker.parts.reader.flights.spare(log, offset, bytes_max=bytes_max, at_least_one=at_least_one)
+    return broker.parts.reader.stored_reads.spare(log, offset, bytes_max=bytes_max, at_least_one=at_least_one)
 
 
 @pytest.mark.parametrize("bytes_max", [1, SIZE, 4 * SIZE, 7 * SIZE, 100 * SIZE])
@@ -86,10 +86,10 @@ async def test_a_run_says_how_much_room_there_must_be_to_read_on(broker: Rig) ->
 
 async def test_a_read_ends_where_the_block_that_follows_does_not_fit(broker: Rig) -> None:
     log, done = broker.parts.partitions.get(PARTITION), asyncio.Event()
-    flight = broker.parts.reader.flights.join(log, 0, bytes_max=4 * SIZE, runs_max=16, at_least_one=True, wake=done.set)
+    stored_read = broker.parts.reader.stored_reads.join(log, 0, bytes_max=4 * SIZE, runs_max=16, at_least_one=True, wake=done.set)
     await done.wait()
 
-    assert (len(flight.runs), flight.end, flight.is_too_large, flight.left_bytes) == (1, 3, True, SIZE)
+    assert (len(stored_read.runs), stored_read.end, stored_read.is_too_large, stored_read.left_bytes) == (1, 3, True, SIZE)
 
 
 async def test_a_consumer_in_order_leaves_what_it_has_read_and_nothing_before_it(broker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ async def test_damage_that_is_known_is_told_by_the_read_and_what_is_well_in_memo
 
 async def test_who_goes_on_from_memory_is_in_order(broker: Rig) -> None:
     await read(broker, 0, 100 * SIZE)
-    log, ends = broker.parts.partitions.get(PARTITION), broker.parts.reader.flights._ends
+    log, ends = broker.parts.partitions.get(PARTITION), broker.parts.reader.stored_reads._ends
     spared = spare(broker, 3, 3 * SIZE)
 
     assert isinstance(spared, BatchRun)
