@@ -197,7 +197,7 @@ def version() -> None:
 
 
 def _complain_in_the_log(error: "SettingsError", log_format: str) -> None:
-    from process.last_words import say_cannot_serve
+    from process.exit_codes import say_cannot_serve
     from runtime import logs
 
     log = logs.configure(format=log_format, level="info")

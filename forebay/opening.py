@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from forebay.commands.trace import EXIT_TIMED_OUT
-from process.explain import of_place, whole_path
+from process.exit_codes import of_place, whole_path
 from process.identity import check_same
 from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from process.settings.model import Settings

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from process.cost.prices import prices_of
-from process.explain import whole_path
+from process.exit_codes import whole_path
 from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from process.settings.model import Settings
 from process.settings.notation import has_path, path_of, show_size

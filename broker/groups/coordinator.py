@@ -32,10 +32,10 @@ from broker.limits import DEFAULT_GROUP_LIMITS, GroupLimits
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.logs import Rarely
+from runtime.singleflight import SingleFlight
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from runtime.turns import Turns
-from storage.cache.singleflight import SingleFlight
 from storage.catalog.groups import GroupHead
 from storage.errors import StorageError
 from storage.metadata import keys

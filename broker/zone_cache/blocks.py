@@ -26,9 +26,9 @@ from broker.zone_cache.wire import BlockRange
 from process.accepting import PEER_CONNECTIONS_MAX
 from runtime.clock import Clock
 from runtime.lru import LruCache
+from runtime.singleflight import SingleFlight
 from runtime.telemetry import Children, Metric, Telemetry
 from storage.cache.blocks import RangeSource
-from storage.cache.singleflight import SingleFlight
 from storage.catalog.brokers import BLOCKS_LISTENER, BrokerDirectory, BrokerRecord
 from storage.errors import EndsEarly, StorageError
 from storage.limits import BLOCK_BYTES, PART_BYTES

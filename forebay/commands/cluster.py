@@ -148,7 +148,7 @@ def upgrade(
         import asyncio
 
         from forebay.commands.cluster_facts import upgrade_cluster, upgrade_table
-        from process.explain import explain
+        from process.exit_codes import explain
         from process.settings.errors import SettingsError
         from process.settings.loading import load
         from storage.errors import NotFound, OutcomeUnknown

@@ -59,11 +59,11 @@ def failures_reported() -> Iterator[None]:
 
 @contextlib.contextmanager
 def errors_explained() -> Iterator[None]:
-    """Ends the command with one line on stderr and its exit code where an operator can put an error right (process/explain.py)."""
+    """Ends the command with one line on stderr and its exit code where an operator can put an error right (process/exit_codes.py)."""
     try:
         yield
     except Exception as error:
-        from process.explain import explain
+        from process.exit_codes import explain
 
         explanation = explain(error)
         if explanation is None:

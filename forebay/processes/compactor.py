@@ -17,9 +17,8 @@ from forebay.opening import check_there
 from forebay.processes.link import SupervisorLink
 from forebay.processes.serve import Stages
 from process import event_loop, malloc
-from process.explain import explain
+from process.exit_codes import explain, flushed, say_cannot_serve
 from process.http.server import HttpServer, ProcessFacts
-from process.last_words import flushed, say_cannot_serve
 from process.settings.errors import EXIT_FAILED, StartError
 from process.settings.loading import Loaded
 from process.settings.model import Settings

@@ -22,9 +22,8 @@ from process import descriptors, malloc, preflight
 from process.cost.meter import CostMeter
 from process.descriptors import peers_of_http
 from process.event_loop import loop_factory
-from process.explain import explain
+from process.exit_codes import explain, flushed, say_cannot_serve
 from process.http.health import Readiness
-from process.last_words import flushed, say_cannot_serve
 from process.loop_watch import watching
 from process.settings.errors import EXIT_FAILED
 from process.settings.loading import Loaded

@@ -22,7 +22,7 @@ from forebay.processes.companion import companion_of
 from forebay.processes.link import SupervisorLink
 from forebay.processes.worker import SIGNALLED, Ended, RestartBackoff, WorkerParent, WorkerProcess, attribute_line
 from process import preflight
-from process.last_words import flushed, say_cannot_serve
+from process.exit_codes import flushed, say_cannot_serve
 from process.settings.errors import EXIT_FAILED, StartError
 from process.settings.loading import Loaded
 from process.settings.model import NOTHING_ACCEPTED, Accepted

@@ -23,9 +23,9 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from runtime.clock import Clock
+from runtime.singleflight import SingleFlight
 from runtime.telemetry import Metric, Telemetry
 from storage.cache.eviction import HISTORY_SHARE_MAX, EvictionOrder, Name
-from storage.cache.singleflight import SingleFlight
 from storage.errors import EndsEarly
 from storage.limits import BLOCK_BYTES, MIB, PART_BYTES
 from storage.recordbatch import cut_views

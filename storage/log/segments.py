@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from runtime.lru import LruCache
+from runtime.singleflight import SingleFlight
 from storage.cache.blocks import BlockCache, RangeSource
-from storage.cache.singleflight import SingleFlight
 from storage.errors import Corrupt
 from storage.formats.manifest import SegmentEntry
 from storage.formats.segment import (

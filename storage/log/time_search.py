@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from runtime.blocking import Blocking
 from runtime.lru import LruCache
-from storage.cache.singleflight import SingleFlight
+from runtime.singleflight import SingleFlight
 from storage.errors import Corrupt, EndsEarly, NotFound, OffsetOutOfRange, Unavailable
 from storage.formats.manifest import EntrySource, Manifest, SegmentEntry
 from storage.log.fresh_reads import ManifestReads

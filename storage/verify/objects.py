@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from runtime.lru import LruCache
-from storage.cache.singleflight import SingleFlight
+from runtime.singleflight import SingleFlight
 from storage.errors import Corrupt, EndsEarly, IncompatibleFormat, StorageError, without_frames
 from storage.formats.manifest import Entry, SegmentEntry, Spans, object_of
 from storage.formats.segment import FOOTER_READ_BYTES, SegmentFooter, check_block, decode_footer, footer_bytes_missing, segment_key

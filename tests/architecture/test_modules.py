@@ -75,6 +75,7 @@ def test_runtime_stays_what_its_name_says() -> None:
         "log_lines",
         "logs",
         "lru",
+        "singleflight",
         "supervision",
         "telemetry",
         "turns",

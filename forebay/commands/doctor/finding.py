@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from forebay.kafka_client.text import printable, printable_json
-from process.explain import explain
+from process.exit_codes import explain
 from process.settings.errors import EXIT_FAILED
 from storage.errors import StorageError
 

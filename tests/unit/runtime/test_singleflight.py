@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from storage.cache.singleflight import SingleFlight
+from runtime.singleflight import SingleFlight
 from storage.errors import Unavailable
 
 

@@ -1,18 +1,26 @@
-"""Errors that end a process → one line for the operator and an exit code. What is not here is a bug, and gets a traceback."""
+"""Errors that end a process → an exit code, and one line for the operator in the form of its log: JSON, or plain text on a console.
+
+What `explain` does not know is a bug, and gets a traceback.
+"""
 
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import structlog
 
 from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE, StartError
+from process.stopping import ExitNow
+from runtime.logs import ProcessLog
 from storage.errors import IncompatibleFormat, Unavailable
 
 _OF_THE_PLACE: Final = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT}
 )
 """What an operator can put right at the file or folder that the error names. That one is not there is as likely a bug."""
+_log = structlog.get_logger(__name__)
 
 
 class Explanation(NamedTuple):
@@ -54,3 +62,22 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(part)
     else:
         yield error
+
+
+def say_cannot_serve(log: ProcessLog, message: str, *, exit_code: int, worker: int | None = None) -> None:
+    """`message`: what is wrong and how to mend it. `worker`: whose words they are, under a supervisor."""
+    if log.is_console:
+        log.write_line(message if worker is None else f"worker {worker}: {message}")
+        return
+    facts: Mapping[str, Any] = {} if worker is None else {"worker": worker}
+    _log.error("cannot_serve", message=message, exit_code=exit_code, **facts)
+
+
+def flushed(exit_now: ExitNow, log: ProcessLog) -> ExitNow:
+    """Ends the process without any clean-up but that of its log."""
+
+    def flush_and_exit(code: int) -> Any:
+        log.flush()
+        return exit_now(code)
+
+    return flush_and_exit

@@ -2,7 +2,7 @@ import errno
 import os
 from pathlib import Path
 
-from process.explain import Explanation, explain
+from process.exit_codes import Explanation, explain
 from process.settings.errors import StartError
 from storage.errors import Conflict, IncompatibleFormat, Unavailable
 
