@@ -198,9 +198,9 @@ async def test_two_stores_on_one_file_share_versions_and_conditions(tmp_path: Pa
 
 async def test_ephemeral_records_are_gone_for_the_others_when_their_store_is_closed(tmp_path: Path) -> None:
     async with opened(tmp_path / "meta.db") as survivor:
-        async with opened(tmp_path / "meta.db") as controlled_shutdown:
-            session = await controlled_shutdown.open_session(timeout_ms=SESSION_TIMEOUT_MS)
-            await Client(controlled_shutdown, "root").put_ok("brokers/1", b"", session=session)
+        async with opened(tmp_path / "meta.db") as leaving:
+            session = await leaving.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+            await Client(leaving, "root").put_ok("brokers/1", b"", session=session)
             assert await Client(survivor, "root").children("brokers") == ["brokers/1"]
 
         assert session.is_lost
@@ -339,17 +339,17 @@ async def test_a_session_that_cannot_be_closed_is_no_longer_kept_alive(tmp_path:
 
 async def test_sessions_end_with_their_store_even_if_it_cannot_write(tmp_path: Path) -> None:
     async with opened(tmp_path / "meta.db") as survivor:
-        controlled_shutdown = await SqliteMetadataStore.open(
+        leaving = await SqliteMetadataStore.open(
             tmp_path / "meta.db",
             blocking=ThreadBlocking(threads=1, name="sqlite"),
             clock=SystemClock(),
             ids=IdSource(clock=SystemClock()),
             busy_timeout_s=0.05,
         )
-        session = await controlled_shutdown.open_session(timeout_ms=SESSION_TIMEOUT_MS)
-        await Client(controlled_shutdown, "root").put_ok("brokers/1", b"", session=session)
+        session = await leaving.open_session(timeout_ms=SESSION_TIMEOUT_MS)
+        await Client(leaving, "root").put_ok("brokers/1", b"", session=session)
         with foreign_transaction(tmp_path / "meta.db"):
-            await controlled_shutdown.close()
+            await leaving.close()
 
         assert session.is_lost
         await session.close()

@@ -24,9 +24,9 @@ class Room:
     @contextlib.contextmanager
     def entered(self, *, alone: bool) -> Iterator[None]:
         """Inside with others, or alone. Blocks without a deadline of its own: a test that holds the room has one."""
-        with contextlib.ExitStack() as controlled_shutdown:
+        with contextlib.ExitStack() as leaving:
             with _locked(self._door, fcntl.LOCK_EX):
-                controlled_shutdown.enter_context(_locked(self._room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+                leaving.enter_context(_locked(self._room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
             yield
 
 

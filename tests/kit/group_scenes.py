@@ -190,17 +190,15 @@ def committing(one: Consumer, offset: TopicPartition) -> Seen:
 def _joined_beside(scene: Scene, group: str, second: dict[str, Any], first: dict[str, Any] | None) -> Seen:
     """The first error that either of two members gets; `first` None: there is one only."""
     errors: list[KafkaError] = []
-    with contextlib.ExitStack() as controlled_shutdown:
-        members = (
-            [] if first is None else [controlled_shutdown.enter_context(closing(consumer(scene, group, on_error=errors.append, **first)))]
-        )
+    with contextlib.ExitStack() as leaving:
+        members = [] if first is None else [leaving.enter_context(closing(consumer(scene, group, on_error=errors.append, **first)))]
         for one in members:
             one.subscribe([TOPIC])
             deadline_s = _clock.monotonic_s() + TIMEOUT_S
             while not one.assignment():
                 assert _clock.monotonic_s() < deadline_s
                 one.poll(0.05)
-        members.append(controlled_shutdown.enter_context(closing(consumer(scene, group, on_error=errors.append, **second))))
+        members.append(leaving.enter_context(closing(consumer(scene, group, on_error=errors.append, **second))))
         members[-1].subscribe([TOPIC])
         deadline_s = _clock.monotonic_s() + TIMEOUT_S
         while not errors:

@@ -548,14 +548,14 @@ async def test_a_large_answer_whose_client_left_gives_its_place_to_others() -> N
     async with desk() as made:
         await made.topics.create("large", partition_count=1_000, replication_factor=1, configs={})
         async with asyncio.TaskGroup() as group:
-            controlled_shutdown = [group.create_task(made.handle(metadata("large"))) for _ in range(2 * LARGE_ANSWERS_MAX)]
+            leaving = [group.create_task(made.handle(metadata("large"))) for _ in range(2 * LARGE_ANSWERS_MAX)]
             for _ in range(5):
                 await asyncio.sleep(0)
-            for task in controlled_shutdown:
+            for task in leaving:
                 task.cancel()
         reply = await made.handle(metadata("large"))
 
-    assert all(task.cancelled() for task in controlled_shutdown)
+    assert all(task.cancelled() for task in leaving)
     assert len(answer(reply, METADATA, 9).topics[0].partitions) == 1_000
 
 

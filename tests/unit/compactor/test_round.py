@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from compactor import slices
 from compactor.compaction import (
-    CARRIED_SHARE,
+    INLINE_SHARE,
     Compaction,
     CompactionEnd,
     CompactionResult,
@@ -306,7 +306,7 @@ async def test_a_round_holds_so_much_of_what_entries_carry_and_leaves_the_rest()
     limits = CompactorLimits(begun_together_max=2)
     async with bench(InlineSettings(bytes_max=1_024)) as it:
         before = [await it.broker.read_all(partition) for partition in PARTITIONS]
-        first = await it.run(RoundPolicy(segment_bytes_max=CARRIED_SHARE), limits=limits)
+        first = await it.run(RoundPolicy(segment_bytes_max=INLINE_SHARE), limits=limits)
         second = await it.run(None, first.left, limits=limits)
 
         assert (len(first.ended), len(first.left)) == (2, len(PARTITIONS) - 2)

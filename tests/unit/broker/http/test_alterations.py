@@ -28,9 +28,9 @@ def place(topic: str, to: object) -> dict[str, Any]:
 
 async def test_a_broker_that_drains_is_left_by_its_clients_and_lives_on() -> None:
     async with running_cluster() as cluster:
-        controlled_shutdown, staying = await cluster.join(), await cluster.join(http_port=8170)
-        own, other = f"/api/v1/brokers/{controlled_shutdown.broker_id}/drain", f"/api/v1/brokers/{staying.broker_id}/drain"
-        async with http_of(controlled_shutdown, allow_writes=True) as http, http_of(staying) as stays:
+        leaving, staying = await cluster.join(), await cluster.join(http_port=8170)
+        own, other = f"/api/v1/brokers/{leaving.broker_id}/drain", f"/api/v1/brokers/{staying.broker_id}/drain"
+        async with http_of(leaving, allow_writes=True) as http, http_of(staying) as stays:
             await http.produced("t", 0, ["before"])
             for broker, status, error_type in (
                 ("9", 404, "UnknownBroker"),
@@ -47,11 +47,11 @@ async def test_a_broker_that_drains_is_left_by_its_clients_and_lives_on() -> Non
             assert (await http.get("/health"))[0] == 200
 
             told = [await http.post(own, {})]
-            assert told == [(202, {"broker_id": controlled_shutdown.broker_id, "status": "draining"})]
+            assert told == [(202, {"broker_id": leaving.broker_id, "status": "draining"})]
             while told[-1][0] == 202:
                 told.append(await http.post(own, {}))
 
-            assert told[-1] == (200, {"broker_id": controlled_shutdown.broker_id, "status": "drained"})
+            assert told[-1] == (200, {"broker_id": leaving.broker_id, "status": "drained"})
             assert {(await http.get(path))[0] for path in ("/health", "/readyz")} == {503}
             assert (await http.get("/healthz"))[0] == 200
             status, answer = await http.post("/producers", {})
