@@ -1,7 +1,7 @@
 """The audit log: what administrative requests changed, or tried to, one JSON line each, in a file of its own (`log.audit`).
 
 A line is written beside the answer, not before it: operators who must not lose one alert on `forebay_audit_lines_dropped_total`. A file
-that is renamed or removed, as logrotate does, is made anew with the next line.
+that is renamed or removed, as logrotate does, is made again with the next line.
 """
 
 import contextlib

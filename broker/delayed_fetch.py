@@ -146,7 +146,7 @@ class DelayedFetch:
         return not self.is_open and any(wanted.is_cut for wanted in self._wanted)
 
     def open(self, bytes_max: int, *, is_strict: bool = False) -> None:
-        """Take up to so much from the next `look` on, or one batch that is larger, unless it `is_strict`."""
+        """Take up to this many bytes from the next `look` on, or one batch that is larger, unless it `is_strict`."""
         self.is_open = True
         self._may_exceed = not is_strict
         self._bytes_max = self._left_bytes = bytes_max
@@ -323,7 +323,7 @@ class DelayedFetch:
             self._first = None
 
     def _gather(self, wanted: FetchPartitionStatus, now_s: float) -> None:
-        """Take all anew: from the tail cache, from what was read for it, and from what has come of a read; begin one where these end, and
+        """Take all again: from the tail cache, from what was read for it, and from what has come of a read; begin one where these end, and
         none is under way.
         """
         log, stored_read = wanted.log, wanted.stored_read

@@ -426,7 +426,7 @@ class Room:
         self._responses.when_short(self, hurry)
 
     def settle(self, held_bytes: int) -> None:
-        """It holds so much, and no more."""
+        """It holds this many bytes, and no more."""
         changed_bytes, self._held_bytes = held_bytes - self._held_bytes, held_bytes
         self._account.change(changed_bytes)
 

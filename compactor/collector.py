@@ -255,7 +255,7 @@ class Collector:
         """Live WAL objects by name, the one seen last at the end: their headers never change."""
 
     async def cycle(self, report: CollectionReport, *, kinds: Collection[str] = KINDS, dry_run: bool = False) -> set[str]:
-        """Look at the next objects of each of `kinds`, and add to `report`. Return the kinds whose end was reached: they begin anew.
+        """Look at the next objects of each of `kinds`, and add to `report`. Return the kinds whose end was reached: they begin again.
 
         Raises a `StorageError` if objects cannot be listed or deleted, `ObjectsMissing` and `MetadataWentBack` if none may be.
         """

@@ -399,7 +399,7 @@ class RoundReport:
 
 
 class Round:
-    """One at a time; made anew for each."""
+    """One at a time; made again for each."""
 
     def __init__(
         self,

@@ -303,7 +303,7 @@ MISSING_FIX: Final = (
 )
 WENT_BACK_EFFECT: Final = "nothing is compacted, and nothing is deleted"
 DAMAGE_FIX: Final = (
-    "nothing of this partition is compacted or deleted until the object is back: forebay storage verify names all there is to mend"
+    "nothing of this partition is compacted or deleted until the object is back: forebay storage verify names all there is to repair"
 )
 
 

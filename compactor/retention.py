@@ -60,7 +60,7 @@ class Retention:
     Errors of a call: `Corrupt`, `IncompatibleFormat` (the partition is left as it is), `Unavailable`, `OutcomeUnknown`; the last two go
     away with another call. Cancelled: as if the process had died, and another call does the rest.
 
-    `gone` says which of some broker epochs are gone for ever; it is asked about the `writers` of the very record that a CAS replaces.
+    `gone` says which of some broker epochs are gone forever; it is asked about the `writers` of the very record that a CAS replaces.
     """
 
     def __init__(

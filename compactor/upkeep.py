@@ -44,7 +44,7 @@ COLLECTING: Final = PartitionId(TopicId("objects"), 0)
 """Whoever would look after this collects: one at a time is enough, though several harm nobody."""
 RETAINED_TOGETHER: Final = 16
 DAMAGED_AGAIN_MS: Final = 600_000
-"""A partition whose bytes are not what was written is tried again after this long: somebody may have mended it."""
+"""A partition whose bytes are not what was written is tried again after this long: somebody may have repaired it."""
 
 
 class _Life(NamedTuple):
@@ -423,7 +423,7 @@ class Upkeep:
         except StorageError as error:
             self._fail(partition, error, report=report, version=-1)
             if is_damage(error):
-                return  # somebody has to mend it
+                return  # somebody has to repair it
         self._merge_later(partition)
 
     def _merge_later(self, partition: PartitionId) -> None:

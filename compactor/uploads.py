@@ -39,11 +39,11 @@ class UploadSweep:
         self._grace_ms = grace_ms
         self._uploads_max = uploads_max
         self._after = ""
-        """The next run goes on behind all uploads of this key; one that begins anew finds what that leaves out."""
+        """The next run goes on behind all uploads of this key; one that begins again finds what that leaves out."""
 
     async def run(self, report: UploadsReport, *, dry_run: bool = False) -> bool:
         """Look at the next uploads, and add to `report`. Return whether the end was reached, or the rest could not be listed: then the next
-        run begins anew.
+        run begins again.
 
         Raises no `StorageError`: what stays costs money and harms nobody, and other upkeep must not wait for a permission or for a server
         that does not list uploads.

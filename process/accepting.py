@@ -44,7 +44,7 @@ _FIXES: Final = {
     errno.EMFILE: "raise the limit of open files (ulimit -n, LimitNOFILE); new connections wait until there is a descriptor",
     errno.ENFILE: "raise the machine's limit (sysctl fs.file-max), or find the process with that many open files; new connections wait",
 }
-_NO_FIX: Final = "mend the cause; new connections wait, and each is tried again five times a second"
+_NO_FIX: Final = "fix the cause; new connections wait, and each is tried again five times a second"
 
 PEER_CONNECTIONS_MAX: Final = 64
 """With `storage.zone_cache`: to all other brokers together. So many of them, too, beside `http.max_connections`."""

@@ -65,7 +65,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def say_cannot_serve(log: ProcessLog, message: str, *, exit_code: int, worker: int | None = None) -> None:
-    """`message`: what is wrong and how to mend it. `worker`: whose words they are, under a supervisor."""
+    """`message`: what is wrong and how to fix it. `worker`: whose words they are, under a supervisor."""
     if log.is_console:
         log.write_line(message if worker is None else f"worker {worker}: {message}")
         return

@@ -1,6 +1,6 @@
 """Tells glibc's allocator what a broker does: buffers of megabytes, allocated and freed thousands of times a minute.
 
-Untuned, each is mapped and unmapped by the kernel, which zeroes it anew: that costs a third of the CPU time of a produce path.
+Untuned, each is mapped and unmapped by the kernel, which zeroes it again: that costs a third of the CPU time of a produce path.
 The price is that freed memory up to the trim threshold stays with the process, in pieces between what lives. `Trimming` gives it back when
 the process has more than it should need, which takes a tenth of a second per 512 MiB.
 """

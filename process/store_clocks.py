@@ -158,7 +158,7 @@ class StoreClocks:
                     store=name,
                     seconds=round(ahead_ms / 1_000, 1),
                     this_machine="ahead" if ahead_ms > 0 else "behind",
-                    meaning="times that this broker notes (LogAppendTime, ages of committed offsets) may be off by so much; "
+                    meaning="times that this broker notes (LogAppendTime, ages of committed offsets) may be off by that much; "
                     "S3 refuses requests from 15 minutes on",
                     fix="set the clock of whichever machine is wrong, e.g. by NTP",
                 )

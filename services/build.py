@@ -28,7 +28,7 @@ _clock = SystemClock()
 
 
 class BuildError(Exception):
-    """A program cannot be built. `str()` is one line that says what and how to mend it, then what Go said, if it ran."""
+    """A program cannot be built. `str()` is one line that says what and how to fix it, then what Go said, if it ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 The name of a kept folder says what it was made from. Every jar is compared with `jars.sha256` beside the pom, and no jar may be missing
 there: what was resolved today is what will be resolved tomorrow. Two at once: one waits.
 
-`python -m services.jars FOLDER` writes `jars.sha256` anew, after a change of a version; with `--keep` it fetches them ahead of their use.
+`python -m services.jars FOLDER` writes `jars.sha256` again, after a change of a version; with `--keep` it fetches them ahead of their use.
 """
 
 import argparse

@@ -36,7 +36,7 @@ QUESTIONS: Final = (LATEST, LATEST, LATEST, EARLIEST, MAX_TIMESTAMP, TIMESTAMP_M
 
 
 class SimReader:
-    """Reads every offset once, in order, as a consumer that begins anew when the topic is another one. `stop_at` ends it."""
+    """Reads every offset once, in order, as a consumer that begins again when the topic is another one. `stop_at` ends it."""
 
     def __init__(self, name: str, places: Sequence[Place], brokers: CurrentBrokers, history: History, chance: random.Random) -> None:
         """`places` are of one topic."""

@@ -39,7 +39,7 @@ class Origin:
 
 @dataclass(slots=True, kw_only=True)
 class Checkpoint:
-    """`id` names it for ever: a table knows by it which batches it has. `is_new`: no batch was planned yet. `has_batches`: one is done."""
+    """`id` names it forever: a table knows by it which batches it has. `is_new`: no batch was planned yet. `has_batches`: one is done."""
 
     spark: SparkSession
     path: str

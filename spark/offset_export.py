@@ -70,7 +70,7 @@ def goes_back(committed: Offsets, wanted: Offsets) -> list[str]:
 class GroupCommits:
     """Commits the newest offsets that it was handed, in a thread of its own, so that a query never waits for it.
 
-    A group that is ahead of the query is left as it is: it is another query's, or the query was begun anew. What fails is said once, and
+    A group that is ahead of the query is left as it is: it is another query's, or the query was begun again. What fails is said once, and
     tried again with what is newest then. `spark` has to outlive it.
     """
 
@@ -280,7 +280,7 @@ def _escaped(value: str) -> str:
 class OffsetExport(StreamingQueryListener):
     """Follows the query of one name (or id) and no other. It raises nothing, and what fails is said once on `out`.
 
-    A file that ends in .prom is written anew after each batch, all at once; to any other a line of JSON is added.
+    A file that ends in .prom is written again after each batch, all at once; to any other a line of JSON is added.
     """
 
     def __init__(

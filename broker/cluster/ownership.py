@@ -103,7 +103,7 @@ class Slots:
         return claim if claim is not None and self.is_valid(claim) else None
 
     def is_valid(self, claim: Claim) -> bool:
-        """Whether the session of the claim is that of the registration, and not lost. False for ever once it was false."""
+        """Whether the session of the claim is that of the registration, and not lost. False forever once it was false."""
         return self._brokers.session is claim.session and self._claims.get(claim.slot) is claim
 
     async def claim(self, slot: int) -> Claim | None:

@@ -55,7 +55,7 @@ class BrokerLifecycle:
         on_change: Callable[[str | None], None] = _ignore,
         limits: BrokerLimits = DEFAULT_BROKER_LIMITS,
     ) -> None:
-        """`fixed_id`: the id the operator gave; without one it is assigned, and assigned anew if somebody has it after a loss.
+        """`fixed_id`: the id the operator gave; without one it is assigned, and assigned again if somebody has it after a loss.
 
         `on_change` gets the reason why there is no registration, or None when there is one.
         """

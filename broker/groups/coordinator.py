@@ -447,7 +447,7 @@ class ByShard:
         together_s: float = float("inf"),
     ) -> list[T]:
         """What `act` returns for each place in `group_ids`: shards side by side, the groups of a shard one by one. When one has taken
-        `timeout_s` (None: for ever), it and all of its shard that follow are `late`; when all so far have taken `together_s`, those that
+        `timeout_s` (None: forever), it and all of its shard that follow are `late`; when all so far have taken `together_s`, those that
         follow. Raises what `act` raises.
 
         `act` must end by itself: one that is late goes on, as long as these are few. Cancelled: `act` is.

@@ -382,7 +382,7 @@ class StoredGroup:
             self._note_group(result)
             # Read after that: nobody else may add to them now and have it count.
             beside = await topics_beside(self._metadata, self._keys, found.topic_pages)
-            # What was cut short while it listed topics anew may have left some at two places.
+            # What was cut short while it listed topics again may have left some at two places.
             self._listed = list(dict.fromkeys([*self._listed, *beside]))
             stored = await self._stored_offsets(self._listed, loading)
             for chunk in _chunks(stored, key_bytes=self._key_bytes, ops_max=self._limits.write_request_ops_max):

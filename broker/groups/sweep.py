@@ -161,7 +161,7 @@ class Sweep:
         found = loaded.find_forgettable(self._names)
         if not found.has_work:
             return
-        # Each of them judges anew, and of many offsets that takes a while: what is left then has its turn in the next sweep.
+        # Each of them judges again, and of many offsets that takes a while: what is left then has its turn in the next sweep.
         for _ in range(max(1, -(-(len(found.expired) + len(found.orphaned)) // EXPIRED_TOGETHER_MAX))):
             if not loaded.is_open:
                 return

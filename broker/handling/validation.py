@@ -262,7 +262,7 @@ RecompressionDone = Callable[[memoryview | Refused | None], None]
 
 @dataclass(slots=True)
 class Work:
-    """`reads`: every record, or only their times; `compresses`: anew; and then, if the topic says so, the batch is marked as LogAppendTime.
+    """`reads`: every record, or only their times; `compresses` it again; and then, if the topic says so, it is marked as LogAppendTime.
 
     The batch that leaves has the greatest time of its records in its header, written in place if it was not compressed again.
     """

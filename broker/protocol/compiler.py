@@ -593,7 +593,7 @@ class _Writer:
         with source.block(f"if {length} > 0"):
             if field.kafka_type in FIXED_FORMATS and field.kafka_type != "uuid" and field.kafka_type not in TIME_TYPES:
                 code = FIXED_FORMATS[str(field.kafka_type)]
-                # Replicas, mostly: a format that is made and looked up anew costs twice what it packs.
+                # Replicas, mostly: a format that is made and looked up again costs twice what it packs.
                 short = source.constant(tuple(struct.Struct(f">{count}{code}").pack for count in range(SHORT_ARRAY)))
                 with source.block(f"if {length} < {SHORT_ARRAY}"):
                     source.line(f"{self._out} += {short}[{length}](*{local})")

@@ -136,7 +136,7 @@ def opened(
     if checkpoint.has_batches and output.is_gone(spark):
         raise JobFailed(
             f"The table {output.path} is gone, and {checkpoint.path} has what was in it as done. Bring it back, or name a new checkpoint, "
-            "which begins anew."
+            "which begins again."
         )
     return checkpoint
 

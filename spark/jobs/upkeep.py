@@ -39,7 +39,7 @@ class UpkeepSettings(JobSettings):
     tables: tuple[str, ...] = setting(help="Look after the Delta tables in these folders.", metavar="PATH,…")
     optimize: bool = setting(help="Put small files together.", default=True)
     zorder_by: tuple[str, ...] = setting(
-        help="Put rows together whose values in these columns are near each other; all files are written anew.",
+        help="Put rows together whose values in these columns are near each other; all files are written again.",
         metavar="COLUMN,…",
         default=(),
     )

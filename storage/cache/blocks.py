@@ -131,7 +131,7 @@ class Shares:
             if turn.cancelled() or folder in full:
                 continue
             if not self._all.has_room(size_bytes, self._calls_max, self._bytes_max):
-                return  # a large one is not overtaken for ever by small ones
+                return  # a large one is not overtaken forever by small ones
             if self._has_room(folder, size_bytes):
                 self._waiting.remove(waiting)
                 self._add(folder, size_bytes)
@@ -437,7 +437,7 @@ class BlockCache:
         self._gauge.set(self._bytes_held)
 
     def drop_damaged(self, key: str, views: Sequence[memoryview]) -> None:
-        """Forget the pieces that `views`, which `read` has given, are of. A piece that was fetched anew since then stays."""
+        """Forget the pieces that `views`, which `read` has given, are of. A piece that was fetched again since then stays."""
         if self._on_damaged is not None:
             self._on_damaged(key)
         damaged = {id(view.obj) for view in views}
@@ -592,7 +592,7 @@ class BlockCache:
         index = bisect_right(starts, piece.start)
         overlaps_before = index > 0 and starts[index - 1] + len(self._views[piece.key, starts[index - 1]]) > piece.start
         overlaps_behind = index < len(starts) and starts[index] < piece.end
-        # A fetch that was begun anew after a cancellation may meet pieces that others fetched meanwhile: they stay.
+        # A fetch that was begun again after a cancellation may meet pieces that others fetched meanwhile: they stay.
         if cost > self.bytes_max or overlaps_before or overlaps_behind:
             return
         # While the read goes on that fetched it, it is counted there.

@@ -523,7 +523,7 @@ class BrokerDirectory:
 
     async def epochs_now(self) -> frozenset[int]:
         """The epochs of all registered brokers, as of a moment after the call: an epoch that was handed out before it and is not among them
-        is gone for ever. Raises `Unavailable`, also while this broker is not registered itself.
+        is gone forever. Raises `Unavailable`, also while this broker is not registered itself.
         """
         return (await self._epoch_reads.ask([None]))[None]
 

@@ -221,7 +221,7 @@ _TABLE: Final = (
     ),
     TopicConfig(
         "retention.ms", _LONG, str(7 * _DAY_MS), _long(-1), "log.retention.ms",
-        _ENFORCED, "How long records are kept; -1 for ever. They go when all records of their entry or segment are older.",
+        _ENFORCED, "How long records are kept; -1 forever. They go when all records of their entry or segment are older.",
     ),
     TopicConfig("segment.bytes", _INT, str(2**30), _integer(14, _INT_MAX), "log.segment.bytes", _NOTHING_TO_DO, _NO_FILES),
     TopicConfig("segment.index.bytes", _INT, "10485760", _integer(4, _INT_MAX), "log.index.size.max.bytes", _NOTHING_TO_DO, _NO_FILES),
@@ -276,7 +276,7 @@ def integer(configs: Mapping[str, str], name: str) -> int:
 
 
 def retention_ms(configs: Mapping[str, str]) -> int | None:
-    """Return how long a topic with these configs keeps records. None: for ever, as where `cleanup.policy` does not name delete."""
+    """Return how long a topic with these configs keeps records. None: forever, as where `cleanup.policy` does not name delete."""
     kept_ms = integer(configs, "retention.ms") if "delete" in value_of(configs, "cleanup.policy").split(",") else -1
     return None if kept_ms < 0 else kept_ms
 

@@ -392,7 +392,7 @@ class Committer:
                 self._nursery.spawn(self._repeat(again), name="commit-repeat")
 
     async def _repeat(self, commits: list[Commit]) -> None:
-        """Attempts on records read anew, until every commit has its outcome."""
+        """Attempts on records read again, until every commit has its outcome."""
         repetition = 0
         while commits:
             pause_s = BACKOFF_S[min(repetition, len(BACKOFF_S) - 1)]

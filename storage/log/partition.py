@@ -304,7 +304,7 @@ class BrokerEpoch:
     """`current` is what new commits begin under.
 
     `live` reads which epochs are registered, as of a moment after it is called: one that was read in a manifest before, and is not
-    among them, is gone for ever. It raises `Unavailable` when that cannot be shown.
+    among them, is gone forever. It raises `Unavailable` when that cannot be shown.
     """
 
     def __init__(self, epoch: int, *, registered_epoch: Callable[[], int | None], live: Callable[[], Awaitable[frozenset[int]]]) -> None:

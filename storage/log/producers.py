@@ -82,7 +82,7 @@ class WaitingProducers:
         """By producer, the one refused first ahead. Read by those to whom an empty one must cost nothing; written here alone."""
 
     def make_wait(self, producer_id: int, producer_epoch: int, first_seq: int, now_s: float, *, wait_s: float) -> None:
-        """A batch was refused. Whose lowest sequence was not refused for twice `wait_s` before begins to wait anew: it was known meanwhile,
+        """A batch was refused. Whose lowest sequence was not refused for twice `wait_s` before waits again: it was known meanwhile,
         went away, or gave that batch up. So does a newer epoch: what comes before its batches was not sent while the older one waited.
         """
         start = PermittedStart(producer_epoch, first_seq)

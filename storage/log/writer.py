@@ -404,7 +404,7 @@ class Appender:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_time)
 
     def _arm_quiet(self) -> None:
-        """Look again when the flush may have become due by quiet. One timer looks at many batches: it is set anew only when it becomes due
+        """Look again when the flush may have become due by quiet. One timer looks at many batches: it is set again only when it becomes due
         sooner, as an ack burst does.
         """
         quiet_s = self._open.quiet_s(self._settings, self._last, quiet_bytes_min=self._quiet_bytes_min)

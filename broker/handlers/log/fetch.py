@@ -10,7 +10,7 @@ Differs from Apache Kafka: no fetch sessions (session id 0, a full fetch each ti
 record bytes per response; a partition whose records are read slowly is answered empty while the others have some, and its read goes on;
 no wait for more when a partition already has more than its answer may hold, or when another request than a Fetch waits behind it on its
 connection; no wait above five minutes; the high watermark is the last stable offset as long as there are no transactions; leader epoch 0
-for ever (I12).
+forever (I12).
 """
 
 import asyncio
@@ -129,7 +129,7 @@ class Fetch:
         if version < TOPIC_IDS_MINIMUM and any(isinstance(one.error, NotFound) for one in wanted):
             await self._resolve_anew(targets, version)
             if room is not None:
-                room.give_back()  # all is taken anew; and who went on beyond the budget would wait for itself
+                room.give_back()  # all is taken again; and who went on beyond the budget would wait for itself
             wanted = await self._gather(targets, request, began_s, room, client)
         is_tasting = room is not None and room.is_tasting
         pinned_bytes = _pinned_bytes(wanted, copied_above_bytes=TASTE_BYTES if is_tasting else PINNED_BYTES_MAX)
@@ -150,7 +150,7 @@ class Fetch:
         return FetchResponse(answers)
 
     async def _resolve_anew(self, targets: list[Target], version: int) -> None:
-        """Read names anew that may belong to a newer incarnation of a topic by now: only the cache has said that there is none."""
+        """Read names again that may belong to a newer incarnation of a topic by now: only the cache has said that there is none."""
         places = [place for place, target in enumerate(targets) if target.wanted is not None and isinstance(target.wanted.error, NotFound)]
         for place in places:
             wanted = targets[place].wanted

@@ -60,7 +60,7 @@ KeyDelimiter = Annotated[str | None, typer.Option("--key-delimiter", "-K", help=
 
 TimeoutOption = Annotated[
     str | None,
-    typer.Option("--timeout", help="Give up when no record comes for this long.  [default: wait for ever]", metavar="DURATION"),
+    typer.Option("--timeout", help="Give up when no record comes for this long.  [default: wait forever]", metavar="DURATION"),
 ]
 
 

@@ -1,7 +1,7 @@
 """Which shard a partition key belongs to, and who leads it, out of what several nodes say. Pure, but for the waiting.
 
 Nodes may disagree: one that came back tells for seconds what was true before it went. So the claim that came last counts, until the
-leader it names refuses; then the newest claim that names another one does, until somebody claims the refused one anew.
+leader it names refuses; then the newest claim that names another one does, until somebody claims the refused one again.
 """
 
 import asyncio

@@ -218,7 +218,7 @@ class Sessions:
         try:
             await session.open_first(home)
         except asyncio.CancelledError:
-            # Nobody will close it: it must not be kept alive for ever.
+            # Nobody will close it: it must not be kept alive forever.
             session.give_up()
             raise
         self._sessions[session.session_id] = session

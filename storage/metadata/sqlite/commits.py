@@ -120,7 +120,7 @@ class Transaction:
         return self._session, now_ms
 
     def renew_session(self, session_id: int) -> int | None:
-        """When its time began anew; None if it is dead. Whoever keeps alive also looks after the dead."""
+        """When its time began again; None if it is dead. Whoever keeps alive also looks after the dead."""
         self.end_dead_sessions()
         if not self._is_alive(session_id):
             return None
