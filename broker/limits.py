@@ -98,7 +98,7 @@ class FetchLimits:
     is always left; and so has each while one more that is left could end another.
     """
     empty_timeout_s: float = 3.0
-    """A response with nothing in it waits so long for late ones, beyond the time that the client wants to wait."""
+    """A response with nothing in it waits this long for late ones, or as long as its client asked if that is longer."""
 
     # Waiters.
     poll_s: float = 0.1

@@ -249,7 +249,7 @@ class Server:
             self._all_closed.set()
 
     async def close_idle(self) -> None:
-        """Close connections that were silent for too long; until cancelled."""
+        """Close connections that were silent for too long, and readers that take nothing while others wait; until cancelled."""
         checked_s = self._clock.monotonic_s()
         while True:
             await asyncio.sleep(TAKEN_CHECK_S)

@@ -1,4 +1,4 @@
-"""Whether the two stores of the settings are those of one cluster, in words for the operator."""
+"""Whether the two stores of the settings are those of one cluster, and of one age, in words for the operator."""
 
 import asyncio
 from datetime import UTC, datetime

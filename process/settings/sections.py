@@ -198,7 +198,7 @@ class GroupsSettings:
     offsets_retention: Annotated[
         timedelta,
         duration(minimum="1m", maximum="36500d"),
-        "committed offsets are forgotten this long after their group became empty, or after their commit if it has no members, "
+        "committed offsets are forgotten this long after their group became empty, or after their commit if it never had any, "
         "in whole minutes (offsets.retention.minutes)",
     ] = timedelta(days=7)
     offsets_retention_check_interval: Annotated[

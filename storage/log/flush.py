@@ -1,4 +1,6 @@
-"""When a flush is due, and which batches travel in their commit instead, pure (docs/internals/design/commit.md).
+"""The rules of when a flush is due, and which batches may travel in their commit instead, pure (docs/internals/design/commit.md).
+
+`Appender` (writer.py) applies them, and beside them what it alone knows: the budget, the backlog, the format level, commits under way.
 
 An open flush is due on bytes, partitions, quiet or time; time is a leading-edge limit (#the-parts). A commit writes the manifest
 anyway: a small slice costs it a few bytes more, and its producer no PUT and no wait for the flush (#inline-entries). A budget of commits

@@ -6,6 +6,7 @@ version 61, went to a store that was put back to an older state:
     put → 90  …  the store is put back to a copy that ends at 60  …  put → 61
 
 A read proves nothing by itself: a deposed leader answers from the past. One that shows a sentinel, put after the question, does.
+`ManifestReads` (storage/log/fresh_reads.py) asks for such a read when a manifest came back older than it was.
 """
 
 import contextlib

@@ -49,7 +49,7 @@ TOLD: Final = [
     ("commit", f"up to {FORMER_MAX} former topics"),
     ("commit", f"for {PROOF_WAIT_S:g} s at most; where they take longer"),
     ("reading", f"longer than {DEFAULT_FETCH_LIMITS.late_after_s:g} s is *late*"),
-    ("reading", f"waits up to {DEFAULT_FETCH_LIMITS.empty_timeout_s:g} s longer"),
+    ("reading", f"waits for {DEFAULT_FETCH_LIMITS.empty_timeout_s:g} s"),
     ("reading", f"Up to {WORDS[DEFAULT_FETCH_LIMITS.reads_at_once]} are read at once"),
     ("reading", f"every {DEFAULT_FETCH_LIMITS.poll_s * 1_000:g} ms"),
     ("reading", f"up to {WORDS[STREAMS_MAX]} nodes of Oxia"),
