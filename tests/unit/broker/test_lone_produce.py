@@ -64,7 +64,7 @@ async def hold(client: type[FakeClient], frames: list[bytes], configs: dict[str,
         replies: list[object] = []
         for number, frame in enumerate(frames):
             if number == 1 and leaving:
-                getattr(broker.leaving, leaving)()
+                getattr(broker.controlled_shutdown, leaving)()
             reply = await broker.produce(frame)
             replies.append(reply and reply.replace(topic.topic_id.encode(), b"the topic"))
         counted = {error: broker.counted("Produce", error) for error in ("NONE", "CORRUPT_MESSAGE", "OUT_OF_ORDER_SEQUENCE_NUMBER")}

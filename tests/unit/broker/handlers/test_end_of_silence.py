@@ -30,7 +30,7 @@ async def test_a_partition_that_was_added_is_not_said_to_be_unknown() -> None:
 
     async def read(partitions: Sequence[PartitionId]) -> list[LogBounds]:
         heard.reads_fail = False
-        topics._silence.note_answer()
+        topics._unavailability.note_answer()
         return [LogBounds(log_start=0, high_watermark=5, bytes_total=0) for _ in partitions]
 
     asked = [TopicPartition("t", 0), TopicPartition("t", 1)]

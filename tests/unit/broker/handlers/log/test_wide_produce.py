@@ -205,7 +205,7 @@ async def test_a_broker_that_refuses_to_produce_refuses_all_of_a_wide_request() 
         await broker.node.create("t", partition_count=MANY)
         head = produced("t", record_batch(b"a"))
         head = head[: len(head) - len(body_of([("t", [bytes(record_batch(b"a"))])]))]
-        broker.leaving.refuse()
+        broker.controlled_shutdown.refuse()
         reply = answer(await broker.handle(head + body_of([("t", [bytes(record_batch(b"a"))] * MANY)])), PRODUCE, 9)
 
         assert {one.error_code for one in reply.responses[0].partition_responses} == {ErrorCode.not_leader_or_follower}
