@@ -1,6 +1,6 @@
 """Errors that end a process → an exit code, and one line for the operator in the form of its log: JSON, or plain text on a console.
 
-What `explain` does not know is a bug, and gets a traceback.
+An error that `explain` does not know is a bug, and gets a traceback.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """How a serving process ends: the first SIGTERM or SIGINT asks it to stop, a SIGINT after that or a missed deadline ends it.
 
-What a broker does meanwhile, and in which order: `Broker.drain` (broker/assembly.py).
+`Broker.drain` (broker/assembly.py) says what a broker does meanwhile, and in which order.
 """
 
 import asyncio

@@ -80,7 +80,7 @@ class FaultPlan:
         self._outage = Fault.NONE
         self._outage_until_s = 0.0
 
-    def recovered(self) -> None:
+    def heal(self) -> None:
         """No further faults; what is late or slow already still is."""
         self._rates = dict.fromkeys(self._rates, 0.0)
         self._hint_rate = 0.0
@@ -156,8 +156,8 @@ class ObjectFaults(FaultPlan):
             fault: chance.choice((0.0, 0.0, 0.05, 0.3)) if temper.profile.rate_max else 0.0 for fault in (Fault.DAMAGED, Fault.MISSING)
         }
 
-    def recovered(self) -> None:
-        super().recovered()
+    def heal(self) -> None:
+        super().heal()
         self._lies = dict.fromkeys(self._lies, 0.0)
 
     def of_get(self) -> Fault:

@@ -81,13 +81,13 @@ class Shards:
         """Nothing that is asked of it is answered for a while; what was sent arrives when it is over."""
         self._silent_until_s[shard] = max(self._silent_until_s[shard], self._loop.time() + duration_s)
 
-    def recovered(self) -> None:
+    def heal(self) -> None:
         self._silent_until_s = [0.0] * self.count
 
     async def reach(self, keys: Iterable[Key]) -> None:
         """Return when every shard that has one of `keys` answers."""
         for shard in sorted({self.of(key) for key in keys}):
-            while (left_s := self._silent_until_s[shard] - self._loop.time()) > 0:  # noqa: ASYNC110 - of virtual time; `recovered` shortens it
+            while (left_s := self._silent_until_s[shard] - self._loop.time()) > 0:  # noqa: ASYNC110 - of virtual time; `heal` shortens it
                 await asyncio.sleep(min(left_s, 0.5))
 
     def of(self, key: Key) -> int:

@@ -88,9 +88,9 @@ class Nemesis:
             await self._strike(self._chance.choice(self._kinds), self._chance.randrange(len(self._brokers)))
         await asyncio.sleep(max(0.0, ends_s - loop.time()))
         history.trace("nemesis", "over", "")
-        self._ground.metadata_plan.recovered()
-        self._ground.objects_plan.recovered()
-        self._ground.shards.recovered()
+        self._ground.metadata_plan.heal()
+        self._ground.objects_plan.heal()
+        self._ground.shards.heal()
         for broker in self._brokers:
             broker.resume()
             broker.find_leaders()

@@ -1,6 +1,6 @@
 """Sending rows to partitions of a topic, on executors. Spark's Kafka sink cannot set timestamps, so this is librdkafka's producer.
 
-What a partition has is at any moment a prefix of the rows that it gets: the producer is idempotent, stops forever at what
+A partition holds at any moment a prefix of the rows that it gets: the producer is idempotent, stops forever at what
 could leave a hole, and gives up no single record. Where nobody else may write, every acknowledgement must name the next offset.
 """
 

@@ -26,7 +26,7 @@ _VERSION: Final = re.compile(r"\d{20}(\.checkpoint.*)?\.(json|parquet)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableBatch:
-    """Of the writer that a checkpoint names forever."""
+    """One batch of the writer that a checkpoint names."""
 
     writer: str
     number: int

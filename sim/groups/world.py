@@ -156,7 +156,7 @@ class _World:
                     self._loop.call_later(self._chance.uniform(*MEMBER_PAUSE_S), member.gate.set)
         await asyncio.sleep(max(0.0, ends_s - self._loop.time()))
         self._trace.trace("nemesis", "over", "")
-        plan.recovered()
+        plan.heal()
         for broker in self._brokers:
             broker.resume()
         for member, _ in self._members:

@@ -264,14 +264,14 @@ def _goes_on(expired: ProducerState, claim: CandidateBatch) -> bool:
 
 
 def _judge(
-    known: ProducerState | None, claim: CandidateBatch, lost_seq: int | None, permitted_starts: PermittedStart | None
+    known: ProducerState | None, claim: CandidateBatch, lost_seq: int | None, permitted_start: PermittedStart | None
 ) -> Verdict | None:
     """The verdict on a batch that is not to be appended; None for one that is."""
     if known is None:
         if lost_seq is not None and claim.first_seq > lost_seq:
             return Verdict(Outcome.OUT_OF_ORDER_SEQUENCE, -1)
         last_start = (
-            permitted_starts.first_seq if permitted_starts is not None and claim.producer_epoch == permitted_starts.producer_epoch else 0
+            permitted_start.first_seq if permitted_start is not None and claim.producer_epoch == permitted_start.producer_epoch else 0
         )
         return None if claim.first_seq <= last_start else Verdict(Outcome.NO_PREDECESSOR, -1)
     if claim.producer_epoch < known.epoch:

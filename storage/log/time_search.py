@@ -223,7 +223,7 @@ class TimeSearch:
         return await self._untrimmed(partition, search)
 
     async def _untrimmed(self, partition: PartitionId, search: Callable[[], Awaitable[T]]) -> T:
-        """What is searched may be trimmed or compacted meanwhile: then the search begins again."""
+        """Entries may be trimmed or compacted during a search, which then begins again."""
         for _ in range(self._limits.trims_met_max):
             try:
                 with caused_by("time_search"):

@@ -36,13 +36,13 @@ def test_the_marker_says_why(log_path: Path) -> None:
     assert_loop_was_free(log_path)
 
 
-def test_a_turn_may_be_counted_too_long_by_as_much_as_it_waited_for_a_processor(tmp_path: Path) -> None:
+def test_a_turn_that_mostly_waited_for_a_processor_may_be_counted_a_tenth_of_the_wait_too_long(tmp_path: Path) -> None:
     path = tmp_path / "broker.log"
     held = {"event": "event_loop_blocked", "seconds": LOOP_HELD_S_MAX + 0.2, "api": "Fetch", "stack": "a.py:1 waited"}
-    path.write_text(json.dumps(held | {"waited_for_cpu_seconds": 0.25}) + "\n")
+    path.write_text(json.dumps(held | {"waited_for_cpu_seconds": 2.5}) + "\n")
 
     assert_loop_was_free(path)
 
-    path.write_text(json.dumps(held | {"waited_for_cpu_seconds": 0.15}) + "\n")
+    path.write_text(json.dumps(held | {"waited_for_cpu_seconds": 1.5}) + "\n")
     with pytest.raises(AssertionError):
         assert_loop_was_free(path)

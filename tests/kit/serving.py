@@ -34,9 +34,8 @@ ASK_EVERY_S = 0.02
 LAST_LINES = 20
 LOOP_HELD_S_MAX = 0.25
 """What a broker does between two looks at its clients. Its own watch tells (process/loop_watch.py), less what a busy machine adds."""
-WAIT_ERROR_SHARE_MAX = 1.0
-"""Of the time that it waited for a processor. A thread with the interpreter's lock waits for one as long, and the loop for that thread; the
-kernel counts that wait as the thread's. On a machine that is not busy both are nothing."""
+WAIT_ERROR_SHARE_MAX = 0.1
+"""A share of the time that it waited for a processor. The kernel's count of it and the clock of the loop are read one after the other."""
 
 _clock = SystemClock()
 _reasons_to_hold: list[str] = []

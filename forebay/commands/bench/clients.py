@@ -398,7 +398,7 @@ class WaitingConsumer:
 
 
 class _PassageProgress:
-    """What has come since it was looked at last, for whoever watches, and for those whose timeout ends."""
+    """The records that came since the last look, for progress lines and for the timeout."""
 
     def __init__(
         self, arrivals: Arrivals, acknowledgements: Acknowledgements, record_bytes: int, timeout: BrokerTimeout, moved: RecordsMoved
