@@ -17,21 +17,28 @@ COMPACTION writes a segment object, puts segments/{end}, moves `cursor` by CAS (
 objects. Better (Forebay-segment, -all): the cursor CAS carries the entry in `segment`; its put into segments/ travels with the next cursor
 CAS, as chunks do.
 
+EARLY SLICES. A small batch has its bytes in an early page beside its CAS, put if absent with every attempt. Its entry names a place in an
+object that its writer stores later; then the pages of that object go. A page is named after its place, and a place is given once, so a
+late page says nothing but the truth. A writer that dies never stores its object: the pages stay until compaction has their batches, or a
+collector that has raised the floor finds no reference.
+
 READ of offset o: o < cursor: `segment`, segments/; else `pending`, index/: a ceiling get. A ceiling that does not cover o is nothing.
+The bytes of an early batch: its page, or its object.
 
 RETENTION moves log_start by CAS, then deletes. COLLECTION of an object: CAS its name into `revoked`, then look for references, then delete.
 
 HOW IT IS MODELLED. A batch is a number, and so is the WAL object that holds it (an inline batch has none: its bytes are in its entry). All
-are uploaded before the run: only the collector looks at uncommitted objects, and it is free to look late. Read-and-send is one step, as a
-request may be delayed at will. A lost request is one that is never delivered; a lost reply is a timeout followed by a late delivery (the
-writer learns the same, others see the same). A paused process is one that others overtake. A CAS of compactor, collector or retention is
-one step: a refused one changes nothing and is computed again.
+but early ones are uploaded before the run: only the collector looks at uncommitted objects, and it is free to look late. An early batch has
+its number for its place, and its object is stored at any time, or never. Read-and-send is one step, as a request may be delayed at will. A
+lost request is one that is never delivered; a lost reply is a timeout followed by a late delivery (the writer learns the same, others see
+the same). A paused process is one that others overtake. A CAS of compactor, collector or retention is one step: a refused one changes
+nothing and is computed again.
 
 NOT MODELLED: objects shared by partitions, stale reads from a deposed Oxia leader, transactions, progress. Producers' sequences, and stale
 reads with them, are in `pages.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -79,11 +86,20 @@ class Cas(NamedTuple):
 
 HOPELESS: Final = Cas(-1, None, None)
 """Every CAS that expects an older version."""
-Ops = tuple[Cas | Chunk, ...]
+
+
+class EarlyPage(NamedTuple):
+    """The bytes of a batch, put if absent under the place that they have in an object which is stored later."""
+
+    place: int
+    batch: int
+
+
+Ops = tuple[Cas | Chunk | EarlyPage, ...]
 
 
 class Request(NamedTuple):
-    """A WriteRequest under way. ops: Cas, or Chunk for an index put.
+    """A WriteRequest under way. ops: Cas, Chunk for an index put, or EarlyPage.
 
     late=0: its sender waits for the reply; else nobody does (1, 2.. tell equals apart).
     """
@@ -106,6 +122,18 @@ class Writer(NamedTuple):
     snapshot: Manifest | None = None  # only the seed protocol commits from an older read
 
 
+class EarlyObject(NamedTuple):
+    """An object that its writer stores after the commits of its batches.
+
+    placed: batches that have places in it. leaving: batches of the one that was stored last, whose pages go now. left: how many may still
+    be stored.
+    """
+
+    placed: frozenset[int] = frozenset()
+    leaving: frozenset[int] = frozenset()
+    left: int = 0
+
+
 class Job(NamedTuple, Generic[A]):
     """Compactor, collector or retention: rounds left; in a round the steps to do, what it is about, and control as it was seen."""
 
@@ -121,7 +149,8 @@ class Job(NamedTuple, Generic[A]):
 class State(NamedTuple):
     """indexed, segments: what is in index/ and segments/. objects: names of those that exist. drains, prunes: how many may still happen.
 
-    truth: every entry ever committed.
+    truth: every entry ever committed. pages: the early pages that exist. early: the open early object of each writer. adopted: what
+    another process than its writer has stored.
     """
 
     control: Manifest
@@ -137,6 +166,9 @@ class State(NamedTuple):
     prunes: int
     truth: tuple[Chunk, ...]
     acked: frozenset[int]
+    pages: frozenset[EarlyPage] = frozenset()
+    early: tuple[EarlyObject, ...] = ()
+    adopted: frozenset[int] | None = None
 
 
 Steps = Iterator[tuple[str, State]]
@@ -163,6 +195,9 @@ class Variant:
     prunes: int = 0
     bug: str = ""
     inline: Batches = ()  # batches that travel in their entry: no object
+    early: Batches = ()  # batches that travel in an early page beside their CAS; their writer stores an object of them later
+    stores: int = 1  # early objects of each writer
+    leaves: tuple[str, ...] = ("store", "pages")  # the writer's steps when its early object is due
     reaches: tuple[str, ...] = ()  # situations it must have been through
     batches: tuple[tuple[int, ...], ...] = ((1,), (2,))  # sizes of each writer's batches
     timeouts: int = 1  # of each writer
@@ -179,7 +214,10 @@ def apply(v: Variant, s: State, ops: Ops) -> tuple[State, list[bool]]:
     """The server: every op in order, each on its own condition."""
     control, index, truth, applied = s.control, s.indexed, s.truth, list[bool]()
     for op in ops:
-        if isinstance(op, Chunk):
+        if isinstance(op, EarlyPage):
+            applied.append(all(page.place != op.place for page in s.pages))
+            s = s._replace(pages=s.pages | {op}) if applied[-1] else s
+        elif isinstance(op, Chunk):
             there = {x for x in index if x.end == op.end}
             applied.append(not there or v.index == "overwrite")
             index = index - there | {op} if applied[-1] else index
@@ -206,7 +244,14 @@ def read(v: Variant, s: State, offset: int) -> int | str:
     batch = found.batches[offset - found.base]
     if not found.segment and batch in v.inline:
         return "BYTES GONE" if v.bug == "chunks name inline batches" and found in s.indexed else batch
+    if not found.segment and batch in v.early and batch not in s.objects:
+        return next((page.batch for page in s.pages if page.place == place_of(v, batch)), f"early page {batch} GONE, and no object")
     return batch if (found.segment or batch) in s.objects else f"object {found.segment or batch} GONE"
+
+
+def place_of(v: Variant, batch: int) -> int:
+    """The place of a batch in its early object, which no other batch ever has."""
+    return min(v.early) if v.bug == "a place is given again" else batch
 
 
 def broken_promise(v: Variant, s: State) -> str | None:
@@ -236,6 +281,13 @@ def situations(s: State) -> Iterator[str]:
         yield "overlapping chunks"
     if any(a.end >= b.base for a, b in pairwise(segments)):
         yield "overlapping segments"
+    in_log = {batch for e in s.truth for batch in e.batches}
+    if any(page.batch not in in_log for page in s.pages):
+        yield "an early page that nothing names"
+    if any(page.batch in s.objects for page in s.pages):
+        yield "an early page beside its object"
+    if any(page.batch in x.batches for page in s.pages for x in s.indexed):
+        yield "an early page that a chunk names"
     if any(x.base < c.cursor <= x.end for x in chunks):
         yield "cursor inside a chunk"
     if not any(k.todo or k.rounds for k in s.compactors) and any(x.end < c.cursor for x in chunks):
@@ -301,16 +353,60 @@ def ready_steps(v: Variant, s: State, i: int, w: Writer, batch: int) -> Steps:
         yield f"w{i} finds batch {batch} committed, acks", next_batch(v, with_ack, i)
     elif v.prunes and w.unsure == "closed" and not c.writers[i] and v.bug != "absent is not applied":
         yield f'w{i} cannot tell, answers "outcome unknown" for batch {batch}', next_batch(v, s, i)
-    elif batch in c.revoked and batch not in v.inline:
+    elif batch in c.revoked and batch not in v.inline and v.bug != "early commits pass the floor":
         yield f"w{i} finds object {batch} revoked, refuses", next_batch(v, s, i)
     elif v.commit == "seed" and c.pending:
         w = w._replace(snapshot=c._replace(pending=()))
         yield f"w{i} reads control, sends put of what is pending", send(s, i, w, "materialising", (join(*c.pending),))
     else:
         w = w._replace(unsure="open" if w.unsure == "open" else None)  # a closed attempt that is not seen has lost
+        placed, page = with_place(v, s, i, batch)
+        if v.bug == "ack before CAS":
+            placed = placed._replace(acked=s.acked | {batch})
         for ops in commits(v, s, i, c):
-            after = send(with_ack if v.bug == "ack before CAS" else s, i, w, "committing", ops)
+            after = send(placed, i, w, "committing", (*page, *ops))
             yield f"w{i} reads control, sends commit of batch {batch}", after
+
+
+def with_early(s: State, i: int, early: EarlyObject) -> State:
+    return s._replace(early=(*s.early[:i], early, *s.early[i + 1 :]))
+
+
+def with_place(v: Variant, s: State, i: int, batch: int) -> tuple[State, tuple[EarlyPage, ...]]:
+    """Give a batch that travels early a place in the open object of its writer, and the page that goes with its commit."""
+    if batch not in v.early:
+        return s, ()
+    early = s.early[i]
+    is_known = batch in s.objects or (v.bug == "a page is sent once" and batch in early.placed)
+    page = () if is_known else (EarlyPage(place_of(v, batch), batch),)
+    return with_early(s, i, early._replace(placed=early.placed | {batch})), page
+
+
+def early_steps(v: Variant, s: State) -> Steps:
+    """A writer stores the object in which it has given places, then deletes its pages. One that has died does neither."""
+    for i, early in enumerate(s.early):
+        if early.leaving:
+            yield leave(v, s, i, v.leaves[1], early.leaving, early._replace(leaving=frozenset()))
+        elif early.placed and early.left:
+            placed = early.placed if v.bug == "all pages go" else frozenset[int]()
+            yield leave(v, s, i, v.leaves[0], early.placed, EarlyObject(placed, early.placed, early.left - 1))
+    if v.bug == "another stores the object" and s.adopted is None and s.pages:
+        found = frozenset(page.batch for page in s.pages)
+        yield f"another stores an object of {set(found)}", s._replace(adopted=found, objects=s.objects | found)
+    elif v.bug == "another stores the object" and s.adopted:
+        yield "another deletes all early pages", s._replace(adopted=frozenset(), pages=frozenset())
+
+
+def leave(v: Variant, s: State, i: int, step: str, about: frozenset[int], early: EarlyObject) -> tuple[str, State]:
+    after = with_early(s, i, early)
+    if step == "store":
+        return f"w{i} stores an object of {set(about)}", after._replace(objects=s.objects | about)
+    gone = about | s.early[i].placed if v.bug == "all pages go" else about
+    return f"w{i} deletes early pages of {set(gone)}", after._replace(pages=without_pages(s, gone))
+
+
+def without_pages(s: State, batches: Collection[Name]) -> frozenset[EarlyPage]:
+    return frozenset(page for page in s.pages if page.batch not in batches)
 
 
 def writer_steps(v: Variant, s: State) -> Steps:
@@ -333,11 +429,16 @@ def writer_steps(v: Variant, s: State) -> Steps:
             yield f"w{i} TIMEOUT while {w.step}", next_batch(v, after, i) if w.step == "indexing" else after
 
 
+def described(op: Cas | Chunk | EarlyPage) -> str:
+    if isinstance(op, EarlyPage):
+        return f"early page {op.batch}"
+    return f"chunk {op.base}..{op.end}" if isinstance(op, Chunk) else "CAS"
+
+
 def network_steps(v: Variant, s: State) -> Steps:
     for r in s.network:
         after, applied = apply(v, s._replace(network=s.network - {r}), r.ops)
-        ops = [f"chunk {op.base}..{op.end}" if isinstance(op, Chunk) else "CAS" for op in r.ops]
-        what = ", ".join(op + ("" if ok else " refused") for op, ok in zip(ops, applied, strict=True))
+        what = ", ".join(described(op) + ("" if ok else " refused") for op, ok in zip(r.ops, applied, strict=True))
         if isinstance(r.sender, str):
             yield f"late request of {r.sender}: {what}", after
         else:
@@ -430,6 +531,8 @@ def compactor_step(v: Variant, s: State, i: int, k: Job[Chunk], p: Chunk, seen: 
             below = p.end + (v.index == "namespace")  # in a single namespace the new entry itself is at p.end
             index = frozenset(x for x in s.indexed if (x.base if v.bug == "delete by base" else x.end) >= below)
             return f"k{i} deletes index keys below {below}", after._replace(indexed=index)
+        case "pages":
+            return f"k{i} deletes early pages of {sorted(set(p.batches))}", after._replace(pages=without_pages(s, p.batches))
     return f"k{i} deletes WAL objects {sorted(set(p.batches))}", after._replace(objects=s.objects - set(p.batches))
 
 
@@ -447,7 +550,8 @@ def collections(v: Variant, s: State) -> Iterator[Job[frozenset[Name]]]:
     if job.todo:
         yield job
         return
-    for name in s.objects if v.gc and job.rounds else ():
+    named = s.objects | {page.batch for page in s.pages}
+    for name in named if v.gc and job.rounds else ():
         if isinstance(name, v.collects) and not is_referenced(s.control, s, name):
             is_range = "revoke up to" in v.gc and isinstance(name, int)
             yield Job(job.rounds - 1, v.gc, frozenset(range(name + 1)) if is_range and isinstance(name, int) else frozenset((name,)))
@@ -460,15 +564,16 @@ def collector_steps(v: Variant, s: State) -> Steps:
         done = g.then()
         if g.todo[0] == "look":
             unneeded = frozenset(name for name in about if not is_referenced(g.seen or c, s, name))
-            after = done._replace(about=unneeded) if done.todo else done
-            yield f"gc finds no reference to {set(unneeded) or 'none'}", s._replace(collector=after)
+            looked = done._replace(about=unneeded) if done.todo else done
+            yield f"gc finds no reference to {set(unneeded) or 'none'}", s._replace(collector=looked)
         elif g.todo[0] == "delete":
-            yield f"gc deletes objects {set(about)}", s._replace(collector=done, objects=s.objects - about)
+            after = s._replace(objects=s.objects - about, pages=without_pages(s, about))
+            yield f"gc deletes objects {set(about)}", after._replace(collector=done)
         else:
             seen = Manifest(log_start=c.log_start, cursor=c.cursor, pending=c.pending, segment=c.segment)
-            after = done._replace(seen=seen) if done.todo else done
+            raised = done._replace(seen=seen) if done.todo else done
             revoking = c.newer()._replace(revoked=c.revoked | about)
-            yield f"gc revokes objects {set(about)}", s._replace(control=revoking, collector=after)
+            yield f"gc revokes objects {set(about)}", s._replace(control=revoking, collector=raised)
     if v.bug == "revoked is shortened" and c.revoked and not s.collector.todo:
         yield "gc shortens the list of revoked objects", s._replace(control=c.newer()._replace(revoked=frozenset()))
 
@@ -497,7 +602,7 @@ def canonical(s: State) -> State:
         return s
     network = frozenset[Request]()
     for r in sorted(s.network, key=lambda r: r.late):
-        ops = tuple(op if isinstance(op, Chunk) else HOPELESS for op in r.ops)
+        ops = tuple(HOPELESS if isinstance(op, Cas) else op for op in r.ops)
         network = add_late(network, r.sender, ops) if r.late else network | {r._replace(ops=ops)}
     writers = tuple(
         w._replace(unsure=w.unsure and "closed", snapshot=None if w.snapshot is None else w.snapshot._replace(version=-1))
@@ -512,7 +617,7 @@ def backwards(before: State, label: str, after: State) -> str | None:
 
 
 def start(v: Variant) -> State:
-    none, uploaded = frozenset[Chunk](), frozenset[Name](range(sum(map(len, v.batches)))) - frozenset(v.inline)
+    none, uploaded = frozenset[Chunk](), frozenset[Name](range(sum(map(len, v.batches)))) - {*v.inline, *v.early}
     return State(
         control=Manifest(writers=(0,) * len(v.batches)),
         indexed=none,
@@ -527,11 +632,12 @@ def start(v: Variant) -> State:
         prunes=v.prunes,
         truth=(),
         acked=frozenset(),
+        early=(EarlyObject(left=v.stores),) * len(v.batches) if v.early else (),
     )
 
 
 def explore(v: Variant, *, states_max: int) -> Result:
-    processes = writer_steps, network_steps, other_broker_steps, compactor_steps, collector_steps, retention_steps
+    processes = writer_steps, early_steps, network_steps, other_broker_steps, compactor_steps, collector_steps, retention_steps
 
     def following(s: State) -> list[tuple[str, State]]:
         return [(label, canonical(after)) for process in processes for label, after in process(v, s)]
