@@ -19,11 +19,14 @@ CAS, as chunks do.
 
 EARLY SLICES. A small batch has its bytes in an early page beside its CAS, put if absent with every attempt. Its entry names a place in an
 object that its writer stores later; then the pages of that object go. A page is named after its place, and a place is given once, so a
-late page says nothing but the truth. A writer that dies never stores its object: the pages stay until compaction has their batches, or a
-collector that has raised the floor finds no reference.
+late page says nothing but the truth. A commit whose place is at or below the floor takes a new one, in an object above it, once it knows
+that its attempts have lost. A writer that dies never stores its object: the pages stay until compaction has their batches, or a collector
+that has raised the floor finds no reference.
 
 READ of offset o: o < cursor: `segment`, segments/; else `pending`, index/: a ceiling get. A ceiling that does not cover o is nothing.
-The bytes of an early batch: its page, or its object.
+An early batch is in its page or its object, and a reader may ask for either first. If it finds neither, a deposed leader may have answered
+for the page, or the batch has moved. It asks for [manifest, page] in ONE answer, which counts if that has the entry; then for the object;
+then for a proof that the entry still counts. Only then the batch is damaged.
 
 RETENTION moves log_start by CAS, then deletes. COLLECTION of an object: CAS its name into `revoked`, then look for references, then delete.
 
@@ -34,8 +37,10 @@ lost request is one that is never delivered; a lost reply is a timeout followed 
 the same). A paused process is one that others overtake. A CAS of compactor, collector or retention is one step: a refused one changes
 nothing and is computed again.
 
-NOT MODELLED: objects shared by partitions, stale reads from a deposed Oxia leader, transactions, progress. Producers' sequences, and stale
-reads with them, are in `pages.py`.
+READERS OF BATCH 0 (`reads`) get answers from any older state. All other reads are of the newest.
+
+NOT MODELLED: objects shared by partitions (`collecting.py`), other stale reads from a deposed Oxia leader, transactions, progress.
+Producers' sequences, and stale reads with them, are in `pages.py`.
 """
 
 from collections.abc import Collection, Iterator
@@ -49,6 +54,8 @@ Name = int | str
 """The name of an object: a WAL object has that of its batch, a segment object a word."""
 Batches = tuple[int, ...]
 A = TypeVar("A")
+AGAIN: Final = 10
+"""An early batch that takes a new place has its number plus this for a name from then on."""
 
 
 class Chunk(NamedTuple):
@@ -120,6 +127,7 @@ class Writer(NamedTuple):
     done: int = 0
     unsure: str | None = None
     snapshot: Manifest | None = None  # only the seed protocol commits from an older read
+    is_again: bool = False  # its early batch has a new place
 
 
 class EarlyObject(NamedTuple):
@@ -146,11 +154,22 @@ class Job(NamedTuple, Generic[A]):
         return self._replace(todo=self.todo[1:]) if self.todo[1:] else Job(self.rounds)
 
 
+class Answer(NamedTuple):
+    """A state of the store, as far as it concerns a reader of batch 0.
+
+    entry: absent | live | void: below cursor or log_start. pages: the early pages of the batch, by name.
+    """
+
+    entry: str
+    pages: frozenset[int]
+
+
 class State(NamedTuple):
     """indexed, segments: what is in index/ and segments/. objects: names of those that exist. drains, prunes: how many may still happen.
 
     truth: every entry ever committed. pages: the early pages that exist. early: the open early object of each writer. adopted: what
-    another process than its writer has stored.
+    another process than its writer has stored. past: all answers that were true once. reader: what a reader of batch 0 has yet to ask for
+    (None: it has not begun), or what it says in the end.
     """
 
     control: Manifest
@@ -169,9 +188,15 @@ class State(NamedTuple):
     pages: frozenset[EarlyPage] = frozenset()
     early: tuple[EarlyObject, ...] = ()
     adopted: frozenset[int] | None = None
+    past: frozenset[Answer] = frozenset()
+    reader: tuple[str, ...] | None = None
 
 
 Steps = Iterator[tuple[str, State]]
+
+WRONG_ENDS: Final = ("damaged",), ("passed over",)
+ENDS: Final = (*WRONG_ENDS, ("it has the batch",), ("it reads elsewhere",))
+"""How a reader ends."""
 
 
 @dataclass(frozen=True)
@@ -195,9 +220,12 @@ class Variant:
     prunes: int = 0
     bug: str = ""
     inline: Batches = ()  # batches that travel in their entry: no object
+    gc_rounds: int = 1
     early: Batches = ()  # batches that travel in an early page beside their CAS; their writer stores an object of them later
     stores: int = 1  # early objects of each writer
+    refused: str = "refuses"  # what a writer does whose batch is below the floor | new place: of an early batch, above the floor
     leaves: tuple[str, ...] = ("store", "pages")  # the writer's steps when its early object is due
+    reads: tuple[tuple[str, ...], ...] = ()  # what a reader of batch 0, an early one, may ask for in this order, until it has the batch
     reaches: tuple[str, ...] = ()  # situations it must have been through
     batches: tuple[tuple[int, ...], ...] = ((1,), (2,))  # sizes of each writer's batches
     timeouts: int = 1  # of each writer
@@ -244,9 +272,14 @@ def read(v: Variant, s: State, offset: int) -> int | str:
     batch = found.batches[offset - found.base]
     if not found.segment and batch in v.inline:
         return "BYTES GONE" if v.bug == "chunks name inline batches" and found in s.indexed else batch
-    if not found.segment and batch in v.early and batch not in s.objects:
+    if not found.segment and content(batch) in v.early and batch not in s.objects:
         return next((page.batch for page in s.pages if page.place == place_of(v, batch)), f"early page {batch} GONE, and no object")
     return batch if (found.segment or batch) in s.objects else f"object {found.segment or batch} GONE"
+
+
+def content(name: int) -> int:
+    """The batch that has this name."""
+    return name % AGAIN
 
 
 def place_of(v: Variant, batch: int) -> int:
@@ -256,7 +289,7 @@ def place_of(v: Variant, batch: int) -> int:
 
 def broken_promise(v: Variant, s: State) -> str | None:
     log: Batches = ()
-    c, committed = s.control, {e.batches[0] for e in s.truth}
+    c, committed = s.control, {content(e.batches[0]) for e in s.truth}
     for e in s.truth:
         if e.base != len(log):
             return f"batch {e.batches[0]} got offset {e.base}, expected {len(log)}: not dense, or used twice"
@@ -265,6 +298,8 @@ def broken_promise(v: Variant, s: State) -> str | None:
         return f"appended twice: batches {[e.batches[0] for e in s.truth]}"
     if not s.acked <= committed:
         return f"acked, not committed: batch {set(s.acked - committed)}"
+    if s.reader in WRONG_ENDS:
+        return f"batch 0 is in the log, and its reader ends with: {s.reader[0]}"
     if c.next != len(log) or c.log_start > c.next or c.cursor > c.next:
         return f"next {c.next}, log_start {c.log_start}, cursor {c.cursor}, but the log has {len(log)} records"
     for x in s.indexed | s.segments:  # so a reader with an old control finds truth or nothing
@@ -288,6 +323,10 @@ def situations(s: State) -> Iterator[str]:
         yield "an early page beside its object"
     if any(page.batch in x.batches for page in s.pages for x in s.indexed):
         yield "an early page that a chunk names"
+    if any(batch >= AGAIN for batch in in_log):
+        yield "a new place"
+    if s.reader in ENDS:
+        yield s.reader[0]
     if any(x.base < c.cursor <= x.end for x in chunks):
         yield "cursor inside a chunk"
     if not any(k.todo or k.rounds for k in s.compactors) and any(x.end < c.cursor for x in chunks):
@@ -322,13 +361,17 @@ def add_late(network: frozenset[Request], sender: Name, ops: Ops) -> frozenset[R
     return network | {Request(sender, late, ops)} if ops else network
 
 
-def commits(v: Variant, s: State, i: int, c: Manifest) -> Iterator[Ops]:
+def name_of(v: Variant, i: int, w: Writer) -> int:
+    return sum(map(len, v.batches[:i])) + w.done + AGAIN * w.is_again
+
+
+def commits(v: Variant, s: State, i: int, w: Writer, c: Manifest) -> Iterator[Ops]:
     """The requests that may commit the writer's next batch, computed from control as read."""
-    done, base = s.writers[i].done, c.next
+    done, base = w.done, c.next
     if v.bug == "next from index":
         base = 1 + max((x.end for x in (*s.indexed, *s.segments, *c.pending)), default=-1)
     size = v.batches[i][done]
-    entry = Chunk(base + size - 1, base, (sum(map(len, v.batches[:i])) + done,) * size)
+    entry = Chunk(base + size - 1, base, (name_of(v, i, w),) * size)
     writers = (*c.writers[:i], done + 1, *c.writers[i + 1 :])
     new = c.newer()._replace(next=base + size, pending=(entry,), writers=writers)
     cas, longer = Cas(c.version, new, entry), (*c.pending, entry)
@@ -349,23 +392,29 @@ def is_seen(v: Variant, s: State, i: int, batch: int) -> bool:
 
 def ready_steps(v: Variant, s: State, i: int, w: Writer, batch: int) -> Steps:
     c, with_ack = s.control, s._replace(acked=s.acked | {batch})
+    name = name_of(v, i, w)
+    is_revoked = name in c.revoked and batch not in v.inline and v.bug != "early commits pass the floor"
+    takes_new_place = is_revoked and v.refused == "new place" and batch in v.early and AGAIN + batch not in c.revoked
+    if v.bug == "a new place before the outcome" and takes_new_place:
+        w = w._replace(unsure=None)
     if w.unsure and is_seen(v, s, i, batch):
         yield f"w{i} finds batch {batch} committed, acks", next_batch(v, with_ack, i)
     elif v.prunes and w.unsure == "closed" and not c.writers[i] and v.bug != "absent is not applied":
         yield f'w{i} cannot tell, answers "outcome unknown" for batch {batch}', next_batch(v, s, i)
-    elif batch in c.revoked and batch not in v.inline and v.bug != "early commits pass the floor":
-        yield f"w{i} finds object {batch} revoked, refuses", next_batch(v, s, i)
+    elif is_revoked and not takes_new_place:
+        yield f"w{i} finds object {name} revoked, refuses", next_batch(v, s, i)
     elif v.commit == "seed" and c.pending:
         w = w._replace(snapshot=c._replace(pending=()))
         yield f"w{i} reads control, sends put of what is pending", send(s, i, w, "materialising", (join(*c.pending),))
     else:
-        w = w._replace(unsure="open" if w.unsure == "open" else None)  # a closed attempt that is not seen has lost
-        placed, page = with_place(v, s, i, batch)
+        # A closed attempt that is not seen has lost.
+        w = w._replace(unsure="open" if w.unsure == "open" else None, is_again=w.is_again or takes_new_place)
+        placed, page = with_place(v, s, i, name_of(v, i, w))
         if v.bug == "ack before CAS":
             placed = placed._replace(acked=s.acked | {batch})
-        for ops in commits(v, s, i, c):
+        for ops in commits(v, s, i, w, c):
             after = send(placed, i, w, "committing", (*page, *ops))
-            yield f"w{i} reads control, sends commit of batch {batch}", after
+            yield f"w{i} reads control, sends commit of batch {batch}{' in a new place' if takes_new_place else ''}", after
 
 
 def with_early(s: State, i: int, early: EarlyObject) -> State:
@@ -374,7 +423,7 @@ def with_early(s: State, i: int, early: EarlyObject) -> State:
 
 def with_place(v: Variant, s: State, i: int, batch: int) -> tuple[State, tuple[EarlyPage, ...]]:
     """Give a batch that travels early a place in the open object of its writer, and the page that goes with its commit."""
-    if batch not in v.early:
+    if content(batch) not in v.early:
         return s, ()
     early = s.early[i]
     is_known = batch in s.objects or (v.bug == "a page is sent once" and batch in early.placed)
@@ -412,7 +461,7 @@ def without_pages(s: State, batches: Collection[Name]) -> frozenset[EarlyPage]:
 def writer_steps(v: Variant, s: State) -> Steps:
     c = s.control
     for i, w in enumerate(s.writers):
-        batch = sum(map(len, v.batches[:i])) + w.done
+        batch = content(name_of(v, i, w))
         if w.step == "ready":
             yield from ready_steps(v, s, i, w, batch)
         elif w.step == "clearing":
@@ -425,7 +474,7 @@ def writer_steps(v: Variant, s: State) -> Steps:
             if w.step == "committing" and unsure != "closed":
                 unsure = "closed" if HOPELESS in request.ops else "open"
             network = add_late(s.network - {request}, i, request.ops)
-            after = with_writer(s._replace(network=network), i, Writer(w.timeouts - 1, "ready", w.done, unsure))
+            after = with_writer(s._replace(network=network), i, Writer(w.timeouts - 1, "ready", w.done, unsure, is_again=w.is_again))
             yield f"w{i} TIMEOUT while {w.step}", next_batch(v, after, i) if w.step == "indexing" else after
 
 
@@ -451,14 +500,14 @@ def reply(v: Variant, s: State, i: int, ops: Ops, applied: list[bool]) -> State:
     w = s.writers[i]
     if w.step == "materialising":
         assert w.snapshot is not None
-        return send(s, i, w._replace(snapshot=None), "committing", next(commits(v, s, i, w.snapshot)))
+        return send(s, i, w._replace(snapshot=None), "committing", next(commits(v, s, i, w, w.snapshot)))
     if w.step == "indexing":
         return with_writer(s, i, w._replace(step="clearing"))
     cas, has_won = next((op, ok) for op, ok in zip(ops, applied, strict=True) if isinstance(op, Cas))
     if not has_won:
         return with_writer(s, i, w._replace(step="ready", unsure=None if v.bug == "conflict is final" else w.unsure))
     assert cas.entry is not None
-    s = s._replace(acked=s.acked.union(cas.entry.batches))
+    s = s._replace(acked=s.acked.union(map(content, cas.entry.batches)))
     return send(s, i, w, "indexing", (cas.entry,)) if v.commit == "seed" else next_batch(v, s, i)
 
 
@@ -578,6 +627,46 @@ def collector_steps(v: Variant, s: State) -> Steps:
         yield "gc shortens the list of revoked objects", s._replace(control=c.newer()._replace(revoked=frozenset()))
 
 
+def answer(s: State) -> Answer:
+    """What the leader of the day says."""
+    entry = next((e for e in s.truth if content(e.batches[0]) == 0), None)
+    pages = frozenset(page.batch for page in s.pages if content(page.batch) == 0)
+    if entry is None:
+        return Answer("absent", pages)
+    return Answer("live" if entry.end >= max(s.control.cursor, s.control.log_start) else "void", pages)
+
+
+def reader_steps(v: Variant, s: State) -> Steps:
+    """A reader has an entry of batch 0 from some answer. Each answer of the metadata store may be as old as a deposed leader; one of the
+    object store is not.
+    """
+    if not v.reads or all(a.entry == "absent" for a in s.past):
+        return
+    for todo in v.reads if s.reader is None else (s.reader,):
+        if todo and todo not in ENDS:
+            for what, following in asked(s, todo[0], todo[1:]):
+                yield f"a reader asks for {todo[0]}: {what}", s._replace(reader=following)
+
+
+def asked(s: State, ask: str, rest: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What a reader may be given for one request, and what it does next."""
+    name = next(e.batches[0] for e in s.truth if content(e.batches[0]) == 0)
+    found = ("it has the batch",)
+    match ask:
+        case "object":
+            yield ("there", found) if name in s.objects else ("absent", rest)
+        case "page":
+            for is_there in {name in a.pages for a in s.past}:
+                yield ("there", found) if is_there else ("absent, maybe from a deposed leader", rest)
+        case "page from the leader":
+            yield ("there", found) if name in answer(s).pages else ("absent", rest)
+        case "manifest and page":
+            for is_live in {a.entry == "live" for a in s.past if a.entry != "absent" and name not in a.pages}:
+                yield ("entry, no page, maybe from a deposed leader", rest) if is_live else ("entry void", ("it reads elsewhere",))
+        case "proof":  # a write has shown the manifest to be the newest
+            yield ("entry", rest) if answer(s).entry == "live" else ("entry void", ("it reads elsewhere",))
+
+
 def retention_steps(_: Variant, s: State) -> Steps:
     """Move log_start (into the middle of a batch too, and to the very end), then delete what is wholly below."""
     r, c = s.retention, s.control
@@ -611,6 +700,10 @@ def canonical(s: State) -> State:
     return s._replace(control=s.control._replace(version=0), network=network, writers=writers)
 
 
+def remembered(v: Variant, s: State) -> State:
+    return s._replace(past=s.past | {answer(s)}) if v.reads else s
+
+
 def backwards(before: State, label: str, after: State) -> str | None:
     has_gone_back = after.control.log_start < before.control.log_start or after.control.cursor < before.control.cursor
     return f"{label}: goes back" if has_gone_back else None
@@ -626,7 +719,7 @@ def start(v: Variant) -> State:
         network=frozenset(),
         writers=(Writer(v.timeouts),) * len(v.batches),
         compactors=tuple(Job(rounds) for rounds in v.compactors),
-        collector=Job(1),
+        collector=Job(v.gc_rounds),
         retention=Job(v.retention),
         drains=v.drains,
         prunes=v.prunes,
@@ -637,10 +730,19 @@ def start(v: Variant) -> State:
 
 
 def explore(v: Variant, *, states_max: int) -> Result:
-    processes = writer_steps, early_steps, network_steps, other_broker_steps, compactor_steps, collector_steps, retention_steps
+    processes = (
+        writer_steps,
+        early_steps,
+        reader_steps,
+        network_steps,
+        other_broker_steps,
+        compactor_steps,
+        collector_steps,
+        retention_steps,
+    )
 
     def following(s: State) -> list[tuple[str, State]]:
-        return [(label, canonical(after)) for process in processes for label, after in process(v, s)]
+        return [(label, canonical(remembered(v, after))) for process in processes for label, after in process(v, s)]
 
     return search(
         Search(
