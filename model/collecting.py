@@ -6,6 +6,11 @@ takes any object that a listing shows: how old it is says a clock, which may be 
 index/ by a scan; if it finds none in any, it deletes the object. Commits refuse objects up to the floor; their broker uploads the slice
 again under a higher id. A partition whose manifest is a tombstone takes no commit and has no references.
 
+EARLY OBJECTS (`pages`). The bytes of slices travel as early pages beside their commits, put if absent; slices of one write may share one. A
+page names its partitions. The writer stores the object later, if it lives, and then deletes its pages. A collector takes the pages of an
+object that a list shows. If the object is there, they go. If it is not, the collector raises the floor in each partition that these pages
+name, looks in each, and deletes these pages by name. A commit at or below the floor takes a new place, without an upload.
+
 HOW IT IS MODELLED. Ids are numbers: flushes 0, 1, .. and, behind them, what is uploaded again. An entry is the id of its object; the first
 `indexed` entries of a log are in index/, the others pending; those before `void` are below log_start or the compaction cursor. A CAS may
 arrive late: while the version that it expects is there, it applies. `past scans`: a scan of index/ may be answered from an older state, so
@@ -20,6 +25,13 @@ from model.search import Result, Search, search
 
 AGAIN: Final = 10
 """What is uploaded again has an id above all others: slice of partition p, flush f: AGAIN * (p + 1) + f."""
+
+
+class Page(NamedTuple):
+    """An early page: slices of these partitions, which have places in the object of this name."""
+
+    name: int
+    partitions: tuple[int, ...]
 
 
 class Partition(NamedTuple):
@@ -46,16 +58,21 @@ class Seen(NamedTuple):
 
 
 class Collector(NamedTuple):
-    """seen: each manifest as the collector's own CAS left it. todo: what it does next, to which partition."""
+    """seen: each manifest as the collector's own CAS left it. todo: what it does next, to which partition. pages: those of a list, if it
+    is about these and not about the object.
+    """
 
     rounds: int
     about: int = -1
+    pages: frozenset[Page] = frozenset()
     todo: tuple[tuple[str, int], ...] = ()
     seen: tuple[Seen | None, ...] = ()
 
 
 class State(NamedTuple):
-    """wanted: slices (partition, object) that their broker has yet to commit."""
+    """wanted: slices (partition, object) that their broker has yet to commit. pages: early pages that exist. sent: those of late commits.
+    stores: how many early objects may still be stored.
+    """
 
     partitions: tuple[Partition, ...]
     objects: frozenset[int]
@@ -64,6 +81,9 @@ class State(NamedTuple):
     late: int
     voids: int
     deletions: int
+    pages: frozenset[Page] = frozenset()
+    sent: frozenset[Page] = frozenset()
+    stores: int = 0
 
 
 Steps = Iterator[tuple[str, State]]
@@ -77,6 +97,8 @@ class Variant:
     about: str
     expect: str = "OK"
     flushes: tuple[tuple[int, ...], ...] = ((0, 1),)  # the partitions of each object
+    pages: tuple[tuple[int, ...], ...] = ()  # the partitions of each page of object 0, which is an early one then
+    stores: int = 0  # 1: its writer may store it
     collectors: tuple[int, ...] = (1, 1)  # rounds of each
     late: int = 1
     voids: int = 0  # moves of log_start or the cursor
@@ -90,9 +112,22 @@ def named_in(v: Variant, name: int) -> tuple[int, ...]:
     return v.flushes[name] if name < AGAIN else (name // AGAIN - 1,)
 
 
+def is_early(v: Variant, name: int) -> bool:
+    return bool(v.pages) and name % AGAIN == 0
+
+
+def page_of(v: Variant, number: int, name: int) -> frozenset[Page]:
+    """The early page that a commit of this slice takes along, if any."""
+    if not is_early(v, name):
+        return frozenset()
+    together = (number,) if name >= AGAIN else next(partitions for partitions in v.pages if number in partitions)
+    return frozenset((Page(name, together),))
+
+
 def broken_promise(s: State) -> str | None:
     for number, p in enumerate(s.partitions):
-        lost = [name for name in p.log[p.void :] if name not in s.objects]
+        paged = {page.name for page in s.pages if number in page.partitions}
+        lost = [name for name in p.log[p.void :] if name not in s.objects and name not in paged]
         if lost and p.state == "OPEN":
             return f"partition {number}: object {lost[0]} GONE"
     return None
@@ -111,6 +146,12 @@ def situations(s: State) -> Iterator[str]:
         yield "uploaded again"
     if any(p.late and any(g.todo for g in s.collectors) for p in s.partitions):
         yield "a commit on its way"
+    if any(g.pages and {page for page in s.pages if page.name == g.about} - g.pages for g in s.collectors):
+        yield "a page that the list does not show"
+    if any(g.pages and g.about in s.objects and g.todo for g in s.collectors):
+        yield "stored while it is collected"
+    if any(g.todo and g.pages and all(g.about not in p.log for p in s.partitions) for g in s.collectors):
+        yield "pages that nothing names are collected"
 
 
 # Processes
@@ -125,7 +166,7 @@ def committed(p: Partition, name: int) -> Partition:
     return p.changed()._replace(log=(*p.log, name))
 
 
-def broker_steps(_: Variant, s: State) -> Steps:
+def broker_steps(v: Variant, s: State) -> Steps:
     for number, name in s.wanted:
         p = s.partitions[number]
         over = s._replace(wanted=s.wanted - {(number, name)})
@@ -138,26 +179,47 @@ def broker_steps(_: Variant, s: State) -> Steps:
             if name >= AGAIN:
                 yield f"partition {number}: object {name} is given up", over
             else:
-                after = over._replace(objects=s.objects | {again}, wanted=over.wanted | {(number, again)})
-                yield f"partition {number}: object {name} is refused, uploaded again as {again}", after
+                objects = s.objects if is_early(v, name) else s.objects | {again}
+                after = over._replace(objects=objects, wanted=over.wanted | {(number, again)})
+                how = "takes a new place in" if is_early(v, name) else "is refused, uploaded again as"
+                yield f"partition {number}: object {name} {how} {again}", after
         elif name not in p.late:
-            yield f"partition {number}: commit of object {name}", with_partition(over, number, committed(p, name))
+            page = frozenset[Page]() if name in s.objects else page_of(v, number, name)
+            after = with_partition(over, number, committed(p, name))
+            yield f"partition {number}: commit of object {name}", after._replace(pages=s.pages | page)
             if s.late:
-                sent = with_partition(s._replace(late=s.late - 1), number, p._replace(late=p.late | {name}))
+                sent = with_partition(s._replace(late=s.late - 1, sent=s.sent | page), number, p._replace(late=p.late | {name}))
                 yield f"partition {number}: commit of object {name} is sent", sent
 
 
-def log_steps(_: Variant, s: State) -> Steps:
+def early_steps(v: Variant, s: State) -> Steps:
+    """The writer stores object 0 and deletes its pages. A page also arrives if the commit beside it has lost."""
+    if s.stores:
+        yield "object 0 is stored", s._replace(stores=0, objects=s.objects | {0})
+    elif v.stores and any(page.name == 0 for page in s.pages):
+        yield "its writer deletes the pages of object 0", s._replace(pages=frozenset(page for page in s.pages if page.name != 0))
+    for page in s.sent:
+        if any(page.name in s.partitions[number].late for number in page.partitions):
+            continue
+        yield f"late page of object {page.name}", s._replace(pages=s.pages | {page}, sent=s.sent - {page})
+
+
+def log_steps(v: Variant, s: State) -> Steps:
     for number, p in enumerate(s.partitions):
         for name in p.late:
-            yield f"partition {number}: late commit of object {name}", with_partition(s, number, committed(p, name))
+            page = s.sent & page_of(v, number, name)
+            after = with_partition(s, number, committed(p, name))
+            yield f"partition {number}: late commit of object {name}", after._replace(pages=s.pages | page, sent=s.sent - page)
         if p.state != "OPEN":
             continue
         if p.indexed < len(p.log):
             yield f"partition {number} is drained", with_partition(s, number, p.changed()._replace(indexed=len(p.log)))
         if s.voids and p.void < len(p.log):
             moved = p.changed()._replace(void=p.void + 1)
-            yield f"partition {number}: log_start or cursor moves", with_partition(s._replace(voids=s.voids - 1), number, moved)
+            after = with_partition(s._replace(voids=s.voids - 1), number, moved)
+            if v.bug == "compactor deletes pages":
+                after = after._replace(pages=frozenset(x for x in s.pages if x.name != p.log[p.void] or number not in x.partitions))
+            yield f"partition {number}: log_start or cursor moves", after
     last = len(s.partitions) - 1
     p = s.partitions[last]
     if p.state == "DELETED":
@@ -182,8 +244,20 @@ def collector_steps(v: Variant, s: State) -> Steps:
             yield from collect(v, s, i, g)
             continue
         for name in s.objects if g.rounds else ():
-            begun = Collector(g.rounds - 1, name, plan(v, name), (None,) * len(s.partitions))
+            begun = Collector(g.rounds - 1, name, todo=plan(v, name), seen=(None,) * len(s.partitions))
             yield from collect(v, s, i, begun)
+        for name in {page.name for page in s.pages} if g.rounds else ():
+            listed = frozenset(page for page in s.pages if page.name == name)
+            yield from collect(v, s, i, Collector(g.rounds - 1, name, listed, plan_of_pages(v, s, listed), (None,) * len(s.partitions)))
+
+
+def plan_of_pages(v: Variant, s: State, listed: frozenset[Page]) -> tuple[tuple[str, int], ...]:
+    if any(page.name in s.objects for page in listed) or v.bug == "age alone":
+        return (("delete pages", 0),)
+    named = sorted({number for page in listed for number in page.partitions})
+    looks = named[:1] if v.bug == "one look" else named
+    raises = named[:1] if v.bug == "one partition" else named
+    return (*(("raise", number) for number in raises), *(("look", number) for number in looks), ("delete pages", 0))
 
 
 def with_collector(s: State, i: int, g: Collector) -> State:
@@ -217,6 +291,10 @@ def collect(v: Variant, s: State, i: int, g: Collector) -> Steps:
                 is_needed = name in pending or name in p.log[control.void : shown]
                 label = f"gc{i} finds {'a' if is_needed else 'no'} reference to object {name} in partition {number}"
                 yield label, with_collector(s, i, over if is_needed else following)
+        case "delete pages":
+            gone = frozenset(page for page in s.pages if page.name == name) if v.bug == "all pages" else g.pages
+            label = f"gc{i} deletes early pages of object {name}: {sorted(page.partitions for page in gone)}"
+            yield label, with_collector(s, i, over)._replace(pages=s.pages - gone)
         case "delete":
             yield f"gc{i} deletes object {name}", with_collector(s, i, over)._replace(objects=s.objects - {name})
         case _:
@@ -224,15 +302,16 @@ def collect(v: Variant, s: State, i: int, g: Collector) -> Steps:
 
 
 def explore(v: Variant, *, states_max: int) -> Result:
-    processes = broker_steps, log_steps, collector_steps
+    processes = broker_steps, early_steps, log_steps, collector_steps
     start = State(
         partitions=(Partition(),) * (1 + max(number for named in v.flushes for number in named)),
-        objects=frozenset(range(len(v.flushes))),
+        objects=frozenset(name for name in range(len(v.flushes)) if not is_early(v, name)),
         wanted=frozenset((number, name) for name, named in enumerate(v.flushes) for number in named),
         collectors=tuple(map(Collector, v.collectors)),
         late=v.late,
         voids=v.voids,
         deletions=v.deletions,
+        stores=v.stores,
     )
     return search(
         Search(

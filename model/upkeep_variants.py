@@ -164,6 +164,8 @@ MERGES: Final = (
     ),
 )
 
+BESIDE = ((0, 1), (0,))
+"""An object of two partitions, and one that is committed beside it."""
 COLLECTIONS: Final = (
     collecting.Variant(
         "Forebay-collect",
@@ -174,6 +176,51 @@ COLLECTIONS: Final = (
     collecting.Variant("Forebay-collect-deleted", "one of the partitions is deleted and purged", collectors=(1,), deletions=1),
     collecting.Variant(
         "Forebay-collect-flushes", "two collectors at two objects of one partition", flushes=((0,), (0,)), reaches=("two collect at once",)
+    ),
+    collecting.Variant(
+        "Forebay-collect-early",
+        "an early page of two partitions, whose writer may die before it stores the object",
+        flushes=BESIDE,
+        pages=((0, 1),),
+        stores=1,
+        collectors=(1,),
+        reaches=("stored while it is collected", "uploaded again", "a commit on its way", "pages that nothing names are collected"),
+    ),
+    collecting.Variant(
+        "Forebay-collect-early-pages",
+        "the same, a page for each partition",
+        flushes=BESIDE,
+        pages=((0,), (1,)),
+        stores=1,
+        collectors=(1,),
+        reaches=(
+            "a page that the list does not show",
+            "stored while it is collected",
+            "uploaded again",
+            "pages that nothing names are collected",
+        ),
+    ),
+    collecting.Variant(
+        "Forebay-collect-early-two",
+        "two collectors at an early page of two partitions, its writer has died",
+        pages=((0, 1),),
+        reaches=("two collect the same", "uploaded again", "a commit on its way"),
+    ),
+    collecting.Variant(
+        "Forebay-collect-early-void",
+        "an early page of two partitions, log_start or the cursor moves",
+        pages=((0, 1),),
+        stores=1,
+        collectors=(1,),
+        voids=1,
+        reaches=("stored while it is collected", "uploaded again"),
+    ),
+    collecting.Variant(
+        "Forebay-collect-early-deleted",
+        "an early page of two partitions, of which one is deleted and purged",
+        pages=((0, 1),),
+        collectors=(1,),
+        deletions=1,
     ),
     collecting.Variant(
         "F-collect-grace", "an object of two partitions deleted after a look alone", VIOLATION, collectors=(1,), bug="no floor"
@@ -199,6 +246,49 @@ COLLECTIONS: Final = (
         bug="absent",
     ),
     collecting.Variant("F-collect-stale", "index/ scanned by a deposed leader", VIOLATION, collectors=(1,), bug="past scans"),
+    collecting.Variant(
+        "F-collect-early-look",
+        "references looked for in one of the partitions that the early pages name",
+        VIOLATION,
+        pages=((0, 1),),
+        collectors=(1,),
+        bug="one look",
+    ),
+    collecting.Variant(
+        "F-collect-early-header",
+        "the floor raised in one of them",
+        VIOLATION,
+        flushes=BESIDE,
+        pages=((0, 1),),
+        collectors=(1,),
+        bug="one partition",
+    ),
+    collecting.Variant(
+        "F-collect-early-age",
+        "early pages deleted by age alone",
+        VIOLATION,
+        pages=((0, 1),),
+        collectors=(1,),
+        bug="age alone",
+    ),
+    collecting.Variant(
+        "F-collect-early-all",
+        "all early pages of the object deleted, and not those alone that the list showed",
+        VIOLATION,
+        flushes=BESIDE,
+        pages=((0,), (1,)),
+        collectors=(1,),
+        bug="all pages",
+    ),
+    collecting.Variant(
+        "F-collect-early-compactor",
+        "the compactor deletes an early page that another partition shares",
+        VIOLATION,
+        pages=((0, 1),),
+        collectors=(),
+        voids=1,
+        bug="compactor deletes pages",
+    ),
 )
 
 _BEHIND = ("keys behind the tombstone", "a late request behind the deletion", "a late creation behind the deletion", "half made")
