@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 from bench import meter, processes
@@ -15,8 +16,7 @@ from bench.results import GIB, Fact
 from runtime.clock import SystemClock
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
-from storage.formats.wal import decode_header, header_bytes
-from storage.limits import FLUSH_PARTITIONS_MAX
+from storage.formats.wal import read_header
 from storage.objects.port import ObjectStore
 from storage.opening import open_stores
 
@@ -204,8 +204,8 @@ async def _wal_keys(objects: ObjectStore, *, after: str) -> list[str]:
 async def _slices(objects: ObjectStore, *, after: str) -> int:
     count = 0
     async for stat in objects.list(WAL_PREFIX, start_after=after):
-        end = min(stat.size_bytes, header_bytes(FLUSH_PARTITIONS_MAX))
-        count += len(decode_header(await objects.get_range(stat.key, 0, end), key=stat.key).slices)
+        header = await read_header(partial(objects.get_range, stat.key), key=stat.key, size_bytes=stat.size_bytes)
+        count += len(header.slices)
     return count
 
 

@@ -61,7 +61,7 @@ from storage.catalog.identity import ClusterRecord
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
 from storage.errors import AlreadyExists, IncompatibleFormat, StorageError, Unavailable
-from storage.log.flush import FlushSettings, InlineSettings
+from storage.log.flush import FlushSettings, early_settings
 from storage.log.partition import BrokerEpoch
 from storage.log.parts import open_log
 from storage.log.tracing import BatchTrace, Tracing
@@ -82,6 +82,8 @@ BLOCKS_SHARE: Final = 3 / 8
 DRAIN_ANSWERS_S: Final = 30.0
 """Requests that were received are answered for this long after the drain."""
 DRAIN_COMMITS_S: Final = 30.0
+STORE_EARLY_S: Final = 5.0
+"""What is not stored by then is read from the metadata store until it is compacted."""
 LEAVE_GROUPS_S: Final = 3.0
 """Members that this broker is for HTTP clients; those that have not left by then are missed when their sessions end."""
 
@@ -91,6 +93,9 @@ Announce = Callable[[str, dict[str, Any]], None]
 OpenStores = Callable[[Telemetry], AbstractAsyncContextManager[Stores]]
 
 log = structlog.get_logger("broker")
+
+
+EARLY_LEFT: Final = "the object store takes none: what was acknowledged is read from the metadata store until it is compacted"
 
 
 class Broker:
@@ -168,6 +173,11 @@ class Broker:
                 await self._appender.drain()
         except TimeoutError:
             log.warning("commits_abandoned", after_s=DRAIN_COMMITS_S)
+        try:
+            async with asyncio.timeout(STORE_EARLY_S):
+                await self._appender.store_early()
+        except TimeoutError:
+            log.warning("early_objects_left", after_s=STORE_EARLY_S, meaning=EARLY_LEFT)
         if self._marks is not None:
             await self._marks.put()
 
@@ -290,10 +300,7 @@ async def open_broker(
             blocks=blocks,
             tail_bytes_max=int(cache_bytes * TAIL_SHARE),
             readers=responses.dropped,
-            inline=InlineSettings(
-                bytes_max=settings.storage.inline_bytes,
-                commits_per_s=settings.storage.inline_commits_per_second if is_shared(settings.metadata.url) else None,
-            ),
+            early=early_settings(settings.storage.early_bytes_per_second, is_shared=is_shared(settings.metadata.url)),
             level=lambda: directory.level,
             flush=FlushSettings(interval_s=settings.storage.flush_interval.total_seconds(), bytes_max=settings.storage.flush_bytes),
             epoch=epoch,

@@ -23,8 +23,12 @@ from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry, run_token
 from storage.errors import IncompatibleFormat, StorageError, Unavailable
+from storage.limits import KIB
 from storage.opening import Stores, open_shared_blocks, open_stores
 
+ENTRY_BYTES_MANY: Final = 8 * KIB
+"""The average entry, with which compactor.segment_entries of them are worth a segment: 4 MiB by default."""
+LITTLE_BYTES: Final = 64 * KIB
 SUCCESS_AGE_MAX_S: Final = 120.0
 """Beside the interval between two cycles: one without a round or a merge that ended for so long is not healthy."""
 
@@ -97,6 +101,8 @@ def policy_of(settings: Settings) -> CompactionPolicy:
     return CompactionPolicy(
         segment_bytes=settings.compactor.segment_bytes,
         entries_due=settings.compactor.segment_entries,
+        entries_due_bytes=settings.compactor.segment_entries * ENTRY_BYTES_MANY,
+        little_bytes=LITTLE_BYTES,
         age_due_ms=settings.compactor.segment_age // timedelta(milliseconds=1),
     )
 

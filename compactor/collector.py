@@ -4,7 +4,16 @@
       → in every partition that it may be of: revoke, then look for certain: referred to? → it stays  → delete
 
 Before each delete both stores count it (storage/catalog/collections.py): metadata that are put back later show by it. While an object
-that a live entry names is missing, nothing is deleted.
+that a live entry names is missing, nothing is deleted. Early pages may have its bytes: then it is not missing.
+
+Early pages of old objects that their writers have left go by name (E4):
+
+    the object is there → its pages go
+    it is not (an object in pieces) → as an object, page by page, in the partitions that a page names
+
+A copy of the metadata has the pages that its entries name, so pages that are gone are no reason to refuse it. Two deletes may still come
+behind a restore, by a process that goes on. That of a page whose object is there harms nobody: the object stays, or its own deletion was
+counted. That of a page of an object in pieces may take the only bytes of an entry that the copy has. It is counted, so the copy is refused.
 
 A clock says which objects to look at, and nothing else. What cannot be read or asked for certain keeps the objects concerned, and is
 reported. Any number of collectors may run at once. A cycle looks at a bounded number of objects and goes on where the last one ended.
@@ -21,6 +30,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
+from compactor.pages import FoundPage, OldPage, PageNames, PageSweep
 from compactor.records import Records
 from compactor.references import References, read_manifest
 from runtime.clock import Clock
@@ -37,11 +47,12 @@ from storage.catalog.collections import (
     with_missing,
     without_missing,
 )
-from storage.errors import Corrupt, NotFound, StorageError, Unavailable
-from storage.formats.manifest import LogState, Manifest
+from storage.errors import Corrupt, IncompatibleFormat, NotFound, StorageError, Unavailable, without_frames
+from storage.formats.early_page import decode_page
+from storage.formats.manifest import Entry, LogState, Manifest
 from storage.formats.segment import FOOTER_READ_BYTES, SegmentFooter, decode_footer, footer_bytes_missing, parse_segment_key, segment_key
-from storage.formats.wal import WalHeader, decode_header, header_bytes, object_key
-from storage.limits import WAL_OBJECT_SLICES_MAX
+from storage.formats.wal import object_key, read_header
+from storage.metadata.keys import EARLY_PREFIX
 from storage.metadata.port import MetadataStore
 from storage.objects.port import ObjectStat, ObjectStore
 from storage.vocabulary import ObjectId, PartitionId, TopicId
@@ -61,10 +72,8 @@ FOOTPRINT_AGE: Final = Metric(
 )
 WAL_PREFIX: Final = "wal/"
 SEGMENTS_PREFIX: Final = "segments/"
-KINDS: Final = (WAL_PREFIX, SEGMENTS_PREFIX)
+KINDS: Final = (WAL_PREFIX, SEGMENTS_PREFIX, EARLY_PREFIX)
 KIND_NAMES: Final = {WAL_PREFIX: "wal", SEGMENTS_PREFIX: "segment"}
-HEADER_READ_BYTES: Final = 32 * 1024
-"""The headers of objects with up to 900 slices; longer ones take a second GET."""
 TOGETHER: Final = 16
 """Headers, and partitions, that are read side by side."""
 REMEMBERED_SLICES_MAX: Final = 100_000
@@ -163,11 +172,11 @@ class UploadsReport:
 
 
 @dataclass(slots=True)
-class CollectionReport:
-    """`looked_at` objects, of which `live` are referred to and `unsure` could not be judged; why, by what was asked, is in `failed`.
+class Judged:
+    """`looked_at` of a kind, of which `live` are referred to and `unsure` could not be judged; why, by what was asked, is in `failed`.
 
     Nothing refers to `kept` ones, and they stay: the metadata went back once. A dry run deletes nothing: then `deleted` are those that
-    nothing seems to refer to. `uploads` is None if they were not looked at.
+    nothing seems to refer to.
     """
 
     looked_at: int = 0
@@ -177,6 +186,14 @@ class CollectionReport:
     deleted: int = 0
     deleted_bytes: int = 0
     failed: dict[str, StorageError] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class CollectionReport(Judged):
+    """Counts of objects. `uploads` is None if they were not looked at."""
+
+    pages: Judged = field(default_factory=Judged)
+    """Early pages of old objects. Those of an object that is there are `deleted`, without a question who refers to it."""
     uploads: UploadsReport | None = None
     missing: tuple[MissingObject, ...] | None = None
     """Objects that live entries name and that are not there: while there are any nothing is deleted. None if nobody looked."""
@@ -192,6 +209,15 @@ class UnusedCandidate:
     partitions: tuple[PartitionId, ...]
     broker_epoch: int = -1
     """The epoch of the broker that put it, of a WAL object."""
+
+
+@dataclass(slots=True)
+class _LookedAtPages:
+    """`stored` are of objects that are there. A cheap look has shown no entry for `unseen` ones, by the path of the page."""
+
+    stored: list[FoundPage] = field(default_factory=list)
+    unseen: list[UnusedCandidate] = field(default_factory=list)
+    refs: dict[str, FoundPage] = field(default_factory=dict)
 
 
 class ObjectsMissing(Unavailable):
@@ -249,27 +275,34 @@ class Collector:
         self._references = references
         self._clock = clock
         self._policy = policy or CollectorPolicy()
+        self._sweep = PageSweep(self._records, limits=limits)
         self._after: dict[str, str] = {}
         """Where the next cycle goes on, by prefix."""
         self._live = LruCache[str, UnusedCandidate](REMEMBERED_SLICES_MAX, cost=lambda one: len(one.partitions))
         """Live WAL objects by name, the one seen last at the end: their headers never change."""
 
     async def cycle(self, report: CollectionReport, *, kinds: Collection[str] = KINDS, dry_run: bool = False) -> set[str]:
-        """Look at the next objects of each of `kinds`, and add to `report`. Return the kinds whose end was reached: they begin again.
+        """Look at the next objects, or early pages, of each of `kinds`, and add to `report`. Return the kinds whose end was reached: they
+        begin again.
 
         Raises a `StorageError` if objects cannot be listed or deleted, `ObjectsMissing` and `MetadataWentBack` if none may be.
         """
         if not dry_run:
             await self._check_missing()
-        ended, unseen = set(), []
-        # All of it before anything is deleted: what one kind shows to be missing keeps the objects of the other.
+        ended, unseen, pages = set(), list[tuple[str, list[UnusedCandidate]]](), list[_LookedAtPages]()
+        # All of it before anything is deleted: what one kind shows to be missing keeps the objects of the other, and all pages.
         for kind in kinds:
-            batches, is_end = await self._look_at(kind, report, dry_run=dry_run)
-            unseen += [(kind, batch) for batch in batches]
+            if kind == EARLY_PREFIX:
+                pages, is_end = await self._look_at_pages(report.pages)
+            else:
+                batches, is_end = await self._look_at(kind, report, dry_run=dry_run)
+                unseen += [(kind, batch) for batch in batches]
             if is_end:
                 ended.add(kind)
         for kind, batch in unseen:
             await self._free(kind, batch, report, dry_run=dry_run)
+        for looked_at in pages:
+            await self._free_pages(looked_at, report.pages, dry_run=dry_run)
         return ended
 
     async def note_missing_of(self, partition: PartitionId) -> None:
@@ -303,15 +336,23 @@ class Collector:
         """True if a live entry names it for certain, and it is in the store neither before nor after that.
 
         One look at the store is not enough. The key may come from a compaction under way: asked before its PUT, and named after its commit.
+        Early entries have their bytes in pages until it is put. These go behind that, so it is asked for behind the look at them.
         """
         if await self._is_there(one.key):
             return False
-        partition = PartitionId(TopicId(one.topic_id), one.partition)
+        partition, object_id = PartitionId(TopicId(one.topic_id), one.partition), _id_of(one.key)
+        if object_id is None:
+            return False
         if one.key.startswith(WAL_PREFIX):
-            named = await self._references.live_wal(partition)
-        else:
-            named = await self._references.live_segments(partition)
-        return _id_of(one.key) in (named or ()) and not await self._is_there(one.key)
+            entries = await self._references.live_entries(partition, object_id)
+            if not entries or await self._page_names().have_certainly(partition, entries):
+                return False
+        elif object_id not in (await self._references.live_segments(partition) or ()):
+            return False
+        return not await self._is_there(one.key)
+
+    def _page_names(self) -> PageNames:
+        return PageNames(self._records, self._references.ids, limits=self._limits)
 
     async def _is_there(self, key: str) -> bool:
         try:
@@ -326,18 +367,113 @@ class Collector:
         A list proves nothing: it says which objects to ask for.
         """
         lost = frozenset((await self._deletions.read()).lost)
-        missing: list[MissingObject] = []
+        unlisted: dict[PartitionId, dict[ObjectId, str]] = {}
         for partition, ids in named.items():
             for object_id in ids:
                 key = object_key(object_id) if prefix == WAL_PREFIX else segment_key(partition, object_id)
-                if key in listed.keys or key in lost or not listed.should_have(key, object_id):
-                    continue
+                if key not in listed.keys and key not in lost and listed.should_have(key, object_id):
+                    unlisted.setdefault(partition, {})[object_id] = key
+        if prefix == WAL_PREFIX:
+            await self._leave_out_in_pages(unlisted)
+        missing: list[MissingObject] = []
+        for partition, keys in unlisted.items():
+            for key in keys.values():
                 one = MissingObject(key, partition.topic_id, partition.partition)
                 if len(missing) < MISSING_MAX and await self._is_missing(one):
                     missing.append(one)
         if missing:
             known = await self._deletions.change(partial(with_missing, found=missing), action="note missing objects")
             raise ObjectsMissing(known.missing or missing)
+
+    async def _leave_out_in_pages(self, unlisted: Mapping[PartitionId, dict[ObjectId, str]]) -> None:
+        """Objects whose entries have pages: a broker that died leaves as many as it has partitions, and they are not missing for hours."""
+        names = self._page_names()
+
+        async def ask(partition: PartitionId) -> None:
+            with contextlib.suppress(StorageError):  # who asks for certain says it
+                seen: dict[ObjectId, list[Entry]] = {}
+                for entry in await self._references.entries_seen(partition, unlisted[partition]):
+                    seen.setdefault(entry.object_id, []).append(entry)
+                for object_id, entries in seen.items():
+                    if await names.have(partition, entries):
+                        del unlisted[partition][object_id]
+
+        await _side_by_side(list(unlisted), ask)
+
+    async def _look_at_pages(self, report: Judged) -> tuple[list[_LookedAtPages], bool]:
+        """Look at the next early pages of old objects. Return what was found, and whether these were the last."""
+        batches: list[_LookedAtPages] = []
+        left, left_bytes, is_end = self._policy.objects_max, self._limits.early_pages_cycle_bytes_max, False
+        before_ms = self._clock.now_ms() - self._policy.grace_ms
+        while left > 0 and left_bytes > 0 and not is_end:
+            pages, is_end = await self._sweep.next(before_ms=before_ms, count=min(left, self._policy.batch_max))
+            left -= len(pages)
+            left_bytes -= sum(page.ref.size_bytes for page in pages)
+            report.looked_at += len(pages)
+            batches.append(await self._judge_pages(pages, report))
+        return batches, is_end
+
+    async def _judge_pages(self, pages: Sequence[OldPage], report: Judged) -> _LookedAtPages:
+        found = _LookedAtPages()
+        candidates: list[UnusedCandidate] = []
+        shared: dict[PartitionId, PartitionId] = {}
+        by_object: dict[ObjectId, list[OldPage]] = {}
+        slices = 0
+        for page in pages:
+            if page.place is not None:
+                by_object.setdefault(page.place[0], []).append(page)
+            else:
+                path = page.ref.key.path
+                self._keep_page(path, Corrupt(f"not the name of an early page, so no release of Forebay has put it: key={path!r}"), report)
+
+        async def judge(object_id: ObjectId) -> None:
+            nonlocal slices
+            try:
+                if await self._is_there(object_key(object_id)):
+                    found.stored += [page.ref for page in by_object[object_id]]
+                    return
+            except StorageError as error:
+                report.unsure += len(by_object[object_id])
+                report.failed[object_key(object_id)] = error
+                return
+            for ref, _, value in by_object[object_id]:
+                path = ref.key.path
+                if slices > self._limits.collected_slices_max:
+                    report.unsure += 1  # for the next cycle
+                    continue
+                try:
+                    partitions = decode_page(value, path=path).partitions
+                except (Corrupt, IncompatibleFormat) as error:
+                    self._keep_page(path, error, report)
+                    continue
+                slices += len(partitions)
+                found.refs[path] = ref
+                named = tuple([shared.setdefault(one, one) for one in partitions])
+                candidates.append(UnusedCandidate(path, object_id, ref.size_bytes, named))
+
+        await _side_by_side(by_object, judge)
+        found.unseen = await self._unseen(candidates, self._references.wal_seen, {}, report)
+        return found
+
+    def _keep_page(self, path: str, error: StorageError, report: Judged) -> None:
+        """It stays, since nobody can say whose it is. The first ones are named."""
+        report.unsure += 1
+        if len(report.failed) < self._limits.early_pages_named_max:
+            report.failed[path] = without_frames(error)
+
+    async def _free_pages(self, looked_at: _LookedAtPages, report: Judged, *, dry_run: bool) -> None:
+        """Delete pages whose object is there, and of the others those that certainly no entry needs."""
+        revoke, unseen = self._references.revoke_wal, looked_at.unseen
+        gone = [*looked_at.stored, *(looked_at.refs[one.key] for one in unseen)]
+        if not dry_run:
+            gone = await self._sweep.delete(looked_at.stored)
+            if free := await self._certainly_free(unseen, revoke, report):
+                await self._deletions.count()
+                # Once more, as for objects: the metadata may have been put back.
+                free = await self._certainly_free(free, revoke, report)
+                gone += await self._sweep.delete([looked_at.refs[one.key] for one in free])
+        report.deleted += len(gone)
+        report.deleted_bytes += sum(ref.size_bytes for ref in gone)
 
     async def _look_at(self, prefix: str, report: CollectionReport, *, dry_run: bool) -> tuple[list[list[UnusedCandidate]], bool]:
         """Look at the next objects. Return those that a cheap look does not show, in batches, and whether they were the last."""
@@ -470,7 +606,7 @@ class Collector:
         candidates: Sequence[UnusedCandidate],
         look: Callable[[PartitionId, Manifest], Awaitable[set[ObjectId]]],
         named: dict[PartitionId, set[ObjectId]],
-        report: CollectionReport,
+        report: Judged,
     ) -> list[UnusedCandidate]:
         """The candidates that a cheap look does not show: most objects are live, and nothing need be revoked to know it.
 
@@ -496,7 +632,7 @@ class Collector:
         self,
         candidates: Sequence[UnusedCandidate],
         revoke: Callable[[PartitionId, ObjectId], Awaitable[set[ObjectId] | None]],
-        report: CollectionReport,
+        report: Judged,
     ) -> list[UnusedCandidate]:
         floors = _partitions_of(candidates)
         seen: set[ObjectId] = set()
@@ -515,21 +651,11 @@ class Collector:
     async def _of_wal(self, stat: ObjectStat) -> UnusedCandidate:
         if (known := self._live.peek(stat.key)) is not None and known.size_bytes == stat.size_bytes:
             return known
-        header = await self._header(stat)
+        header = await read_header(partial(self._objects.get_range, stat.key), key=stat.key, size_bytes=stat.size_bytes)
         if stat.key != object_key(header.object_id):
             raise Corrupt(f"an object under the name of another: key={stat.key!r} header={header.object_id}")
         partitions = tuple(dict.fromkeys(one.partition for one in header.slices))
         return UnusedCandidate(stat.key, header.object_id, stat.size_bytes, partitions, header.broker_epoch)
-
-    async def _header(self, stat: ObjectStat) -> WalHeader:
-        first = await self._objects.get_range(stat.key, 0, min(stat.size_bytes, HEADER_READ_BYTES))
-        try:
-            return decode_header(first, key=stat.key)
-        except Corrupt:
-            if len(first) == stat.size_bytes:
-                raise
-        whole_bytes = min(stat.size_bytes, header_bytes(WAL_OBJECT_SLICES_MAX))
-        return decode_header(await self._objects.get_range(stat.key, 0, whole_bytes), key=stat.key)
 
 
 async def _of_segment(stat: ObjectStat) -> UnusedCandidate:
@@ -548,7 +674,7 @@ def _id_of(key: str) -> ObjectId | None:
     return None
 
 
-def _not_kept(free: Sequence[UnusedCandidate], known: CollectionsRecord, report: CollectionReport) -> list[UnusedCandidate]:
+def _not_kept(free: Sequence[UnusedCandidate], known: CollectionsRecord, report: Judged) -> list[UnusedCandidate]:
     kept = [one for one in free if known.keeps(one.object_id)]
     report.kept += len(kept)
     return [one for one in free if one not in kept] if kept else list(free)
@@ -564,7 +690,7 @@ def _partitions_of(candidates: Iterable[UnusedCandidate]) -> dict[PartitionId, O
 
 
 def _sorted_out(
-    candidates: Sequence[UnusedCandidate], seen: set[ObjectId], unsure: set[PartitionId], report: CollectionReport
+    candidates: Sequence[UnusedCandidate], seen: set[ObjectId], unsure: set[PartitionId], report: Judged
 ) -> list[UnusedCandidate]:
     free = []
     for one in candidates:

@@ -24,7 +24,7 @@ from typing import Final
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.plan import CompactionPolicy, CursorRefusal, age_due_ms, count_due, in_runs, move_cursor
 from compactor.records import Claims, Records
-from compactor.slices import ByteRoom, GatheredSlices, Slices, correct_times, doubtful_batches, open_spool, stamp
+from compactor.slices import ByteRoom, GatheredSlices, PartitionEntries, Slices, correct_times, doubtful_batches, open_spool, stamp
 from runtime.blocking import Blocking, InlineBlocking
 from runtime.clock import Clock
 from runtime.ids import Entropy, IdSource
@@ -114,6 +114,8 @@ class CompactionTask:
     entries: Sequence[Entry]
     size_bytes: int
     manifest: Manifest
+    version: int
+    """The version of the manifest."""
     keys: PartitionKeys
     claim: _Kept
     attempt: _Kept
@@ -142,6 +144,7 @@ class Compaction:
         log_limits: LogLimits = DEFAULT_LOG_LIMITS,
     ) -> None:
         """`claims`: those that others share which work at no partition at the same time. `blocking` reads times of records."""
+        self.metadata = metadata
         self._records = Records(metadata, entropy=entropy, limits=limits)
         self._objects = objects
         self._claims = claims or Claims(self._records, name=ids.random_uuid().encode(), session=session)
@@ -214,20 +217,22 @@ class Compaction:
             attempt.is_done = True
             return CompactionResult(CompactionEnd.GONE)
         found_entries = await self._waiting(keys, manifest)
-        due = count_due(found_entries, now_ms=self._clock.now_ms(), policy=self._policy, inline_bytes_many=self._limits.inline_bytes_many)
+        due = count_due(found_entries, now_ms=self._clock.now_ms(), policy=self._policy)
         if not due:
             attempt.is_done = True
             if not found_entries:
                 return CompactionResult(CompactionEnd.NOTHING_DUE)
             since_ms = ulid_ms(found_entries[0].object_id)
+            waiting_bytes = sum([entry.size_bytes for entry in found_entries])
             return CompactionResult(
                 CompactionEnd.NOTHING_DUE,
-                waiting_bytes=sum([entry.size_bytes for entry in found_entries]),
+                waiting_bytes=waiting_bytes,
                 waiting_since_ms=since_ms,
-                due_ms=since_ms + age_due_ms(found_entries, self._policy, inline_bytes_many=self._limits.inline_bytes_many),
+                due_ms=since_ms + age_due_ms(waiting_bytes, self._policy),
             )
         entries = found_entries[:due]
-        return CompactionTask(partition, entries, sum([entry.size_bytes for entry in entries]), manifest, keys, claim, attempt)
+        size_bytes = sum([entry.size_bytes for entry in entries])
+        return CompactionTask(partition, entries, size_bytes, manifest, manifest_record.version, keys, claim, attempt)
 
     async def _waiting(self, keys: PartitionKeys, manifest: Manifest) -> Sequence[Entry]:
         """The first entries above the cursor: no more than fill a segment, or carry `inline_bytes_read_max`. None if keys moved while they
@@ -235,7 +240,7 @@ class Compaction:
         """
         entries: list[Entry] = []
         filled_bytes = inlined_bytes = 0
-        inlined_bytes_max = max(self._limits.inline_bytes_read_max, self._policy.inline_bytes_due)
+        inlined_bytes_max = self._limits.inline_bytes_read_max
         try:
             begin = max(manifest.compaction_cursor, manifest.log_start)
             found = uncompacted_pages(self._records.metadata, keys, manifest, begin, limits=self._log_limits)
@@ -432,9 +437,9 @@ class Round:
         if tasks:
             policy, limits = self._policy, self._limits
             async with open_spool(self._blocking, bytes_max=policy.slice_bytes_max, folder=policy.spool_folder, limits=limits) as spool:
-                slices = GatheredSlices(self._objects, spool, limits=limits)
+                slices = GatheredSlices(self._objects, spool, metadata=self._compaction.metadata, limits=limits)
                 with self._timed("fetch"):
-                    await slices.gather(itertools.chain.from_iterable(task.entries for task in tasks))
+                    await slices.gather([PartitionEntries(task.keys, task.version, task.entries) for task in tasks])
                 self._report.gets, self._report.got_bytes, self._report.objects = slices.gets, slices.read_bytes, slices.objects
                 with self._timed("write"):
                     await self._finish(tasks, slices)

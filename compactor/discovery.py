@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
-from compactor.plan import CompactionPolicy, age_due_ms, count_due
+from compactor.plan import CompactionPolicy, age_due_ms, count_due, entries_due
 from runtime.clock import Clock
 from runtime.ulid import ulid_ms
 from storage.catalog.topic import TopicState, decode_topic
 from storage.errors import Corrupt, IncompatibleFormat, NotFound, StorageError
-from storage.formats.manifest import Entry, LogState, Manifest, decode_attempt, decode_manifest, inline_bytes
+from storage.formats.manifest import Entry, LogState, Manifest, decode_attempt, decode_manifest
 from storage.log.index import EntriesMoved, uncompacted_pages
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
@@ -265,12 +265,9 @@ async def _why(
         return f"is being compacted: {state}"
     if attempt is not None:
         return f"due: a compactor died at {decode_attempt(attempt.value, path=attempt.path).state.value}"
-    inline_bytes_many = DEFAULT_LIMITS.inline_bytes_many
-    if count_due(entries, now_ms=clock.now_ms(), policy=policy, inline_bytes_many=inline_bytes_many):
+    if count_due(entries, now_ms=clock.now_ms(), policy=policy):
         return "due"
-    age_ms = age_due_ms(entries, policy, inline_bytes_many=inline_bytes_many)
+    age_ms = age_due_ms(filled_bytes, policy)
     left_s = max(0, since_ms + age_ms - clock.now_ms()) // 1_000
-    full = 100 * max(
-        filled_bytes / policy.segment_bytes, len(entries) / policy.entries_due, inline_bytes(entries) / policy.inline_bytes_due
-    )
+    full = 100 * max(filled_bytes / policy.segment_bytes, len(entries) / entries_due(filled_bytes, policy))
     return f"{full:.0f} % of a segment; due in {left_s} s at the latest"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from storage.limits import KIB, MIB
+from storage.limits import EARLY_PAGE_BYTES_MAX, KIB, MIB, WRITE_REQUEST_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,6 @@ class CompactorLimits:
 
     segment_entries_max: int = 20_000
     """Entries of one segment: what is planned at a time takes about 10 MiB."""
-    inline_bytes_many: int = 16 * KIB
-    """From here on entries with records of their own are due at a sixth of the usual age."""
     inline_bytes_read_max: int = 1 * MIB
     """Inline batches of one segment, and a page more. They stay in memory until the segment is made; no spool takes them."""
     slice_read_bytes_max: int = 8 * MIB
@@ -37,6 +35,8 @@ class CompactorLimits:
     """Read for nothing between two spans rather than asking twice: a GET costs as much as 1 to 2 MiB of its bytes."""
     get_bytes_max: int = 16 * MIB
     """A range is not joined to another beyond this. A longer span is read alone, whole."""
+    early_pages_per_read: int = 17
+    """Early pages that one read of the metadata brings: no more than 1 MiB, however large each is."""
     spool_chunk_bytes: int = 16 * MIB
     """Bytes that are gathered in memory before they go into a file. Fewer than this never do."""
     spool_unbuffered_from_bytes: int = 32 * KIB
@@ -86,6 +86,15 @@ class CompactorLimits:
     collected_slices_max: int = 500_000
     """Partitions of the objects of one batch, counted for each object."""
     objects_per_delete: int = 500
+    early_pages_read_bytes_max: int = 16 * MIB
+    """Values of early pages in memory at a time, and a page more."""
+    early_pages_cycle_bytes_max: int = 64 * MIB
+    """Values of early pages that one cycle reads, and what one look brings more."""
+    early_pages_per_delete: int = 100
+    early_page_bytes_per_delete: int = 256 * KIB
+    """What one request deletes: a store that writes pages of a file holds up commits while it does."""
+    early_pages_named_max: int = 100
+    """Pages that cannot be judged, of those that one report names."""
     chunks_per_turn: int = 64
     """Chunks of an index, or records of segments, that a look reads before others have a turn."""
 
@@ -98,3 +107,5 @@ class CompactorLimits:
 
 
 DEFAULT_LIMITS: Final = CompactorLimits()
+
+assert DEFAULT_LIMITS.early_pages_per_read * EARLY_PAGE_BYTES_MAX <= WRITE_REQUEST_BYTES_MAX, "a read brings no more than a write takes"

@@ -45,6 +45,11 @@ COLLECTED: Final = Metric(
     "forebay_gc_objects_total", "Objects that were looked at: deleted, live, or unsure because something could not be read", ("outcome",)
 )
 COLLECTED_BYTES: Final = Metric("forebay_gc_bytes_total", "Bytes of the objects that were deleted")
+COLLECTED_PAGES: Final = Metric(
+    "forebay_gc_early_pages_total",
+    "Early pages that were looked at, of objects old enough: deleted, live, or unsure because something could not be read",
+    ("outcome",),
+)
 MISSING: Final = Metric(
     "forebay_gc_missing_objects",
     "Objects that live entries name and that are not in the object store: while there are any nothing is deleted",
@@ -135,6 +140,7 @@ class Measures:
         self._merges = telemetry.counter(MERGES)
         self._collected = telemetry.counter(COLLECTED)
         self._collected_bytes = telemetry.counter(COLLECTED_BYTES)
+        self._collected_pages = telemetry.counter(COLLECTED_PAGES)
         self._missing = telemetry.gauge(MISSING)
         self._went_back = telemetry.gauge(WENT_BACK)
         self._uploads = telemetry.counter(UPLOADS)
@@ -237,6 +243,13 @@ class Measures:
         self._collected_bytes.inc(done.deleted_bytes)
         for about, error in done.failed.items():
             self._say(("objects", about), "objects_kept", of=about, outcome=outcome_of(error), cause=str(error))
+        pages = done.pages
+        for outcome, count in (("deleted", pages.deleted), ("live", pages.live), ("unsure", pages.unsure)):
+            self._collected_pages.labels(outcome).inc(count)
+        for about, error in pages.failed.items():
+            self._say(("pages", about), "early_pages_kept", of=about, outcome=outcome_of(error), cause=str(error), fix=PAGES_FIX)
+        if pages.deleted:
+            _log.info("early_pages_deleted", pages=pages.deleted, bytes=pages.deleted_bytes, live=pages.live, unsure=pages.unsure)
         if done.missing is not None:
             self._missing.set(len(done.missing))
         for one in done.missing or ():
@@ -244,7 +257,6 @@ class Measures:
             self._say_as(_log.error, ("missing", one.key), "object_missing", key=one.key, partition=partition, fix=MISSING_FIX)
         if done.deleted:
             _log.info("objects_deleted", objects=done.deleted, bytes=done.deleted_bytes, live=done.live, unsure=done.unsure, kept=done.kept)
-
         if done.uploads is not None:
             self._note_uploads(done.uploads)
 
@@ -300,6 +312,10 @@ class Measures:
 MISSING_FIX: Final = (
     "nothing is deleted anywhere until it is back: bring it back from a copy of the bucket, or, if it is lost for good, "
     "forebay storage accept-lost KEY"
+)
+PAGES_FIX: Final = (
+    "they stay until they can be judged, which harms nobody: a record that Forebay has not put below llog/early may be removed, "
+    "and what is damaged is named by: forebay storage verify"
 )
 WENT_BACK_EFFECT: Final = "nothing is compacted, and nothing is deleted"
 DAMAGE_FIX: Final = (

@@ -15,9 +15,9 @@ import msgspec
 
 from runtime.ulid import ulid_ms
 from storage.catalog.topic_configs import integer, value_of
-from storage.formats.manifest import Entry, EntrySource, IndexChunk, LogState, Manifest, SegmentEntry, inline_bytes, with_rewritten
+from storage.formats.manifest import Entry, EntrySource, IndexChunk, LogState, Manifest, SegmentEntry, with_rewritten
 from storage.formats.segment import HEADER_BYTES, footer_bytes
-from storage.limits import KIB, SEGMENT_BLOCK_BYTES_TARGET, SEGMENT_BYTES_TARGET
+from storage.limits import SEGMENT_BLOCK_BYTES_TARGET, SEGMENT_BYTES_TARGET
 from storage.log.decide import FORGOTTEN_AFTER, drained
 from storage.log.producer_pages import forget_expired
 from storage.log.trim import decide_trim
@@ -26,6 +26,8 @@ from storage.vocabulary import ObjectId
 Span = tuple[int, int]
 
 NO_LIMIT: Final = -1
+ENTRIES_MORE: Final = 16
+LITTLE_AGES: Final = 6
 AHEAD_MS: Final = 3_600_000
 
 
@@ -33,18 +35,19 @@ AHEAD_MS: Final = 3_600_000
 class CompactionPolicy:
     """A segment is due when it is full (`segment_bytes`), of many entries (`entries_due`), or when its first entry is `age_due_ms` old.
 
-    What entries carry lies in the metadata store, which should hold minutes and not history: `inline_bytes_due` make a segment due at once,
-    `inline_bytes_many` of CompactorLimits at a sixth of that age, and fewer, where there is no object beside them, at six times that age.
+    Many entries are worth a segment only with `entries_due_bytes`, else ENTRIES_MORE times as many; fewer bytes than `little_bytes` wait
+    LITTLE_AGES times as long. A segment costs a PUT however small it is, and entries cost readers little.
     """
 
     segment_bytes: int = SEGMENT_BYTES_TARGET
     block_bytes: int = SEGMENT_BLOCK_BYTES_TARGET
     entries_due: int = 512
+    entries_due_bytes: int = 0
     age_due_ms: int = 3_600_000
-    inline_bytes_due: int = 64 * KIB
+    little_bytes: int = 0
 
 
-def count_due(entries: Sequence[Entry], *, now_ms: int, policy: CompactionPolicy, inline_bytes_many: int) -> int:
+def count_due(entries: Sequence[Entry], *, now_ms: int, policy: CompactionPolicy) -> int:
     """How many of `entries`, consecutive ones, oldest first, become a segment now; 0 if none is due.
 
     No more are needed than fill a segment: with those given, the answer is the same whether others follow or not.
@@ -54,18 +57,21 @@ def count_due(entries: Sequence[Entry], *, now_ms: int, policy: CompactionPolicy
         filled_bytes += entry.size_bytes
         if filled_bytes >= policy.segment_bytes:
             return number
-    if len(entries) >= policy.entries_due or inline_bytes(entries) >= policy.inline_bytes_due:
+    if len(entries) >= entries_due(filled_bytes, policy):
         return len(entries)
-    if entries and now_ms - ulid_ms(entries[0].object_id) >= age_due_ms(entries, policy, inline_bytes_many=inline_bytes_many):
+    if entries and now_ms - ulid_ms(entries[0].object_id) >= age_due_ms(filled_bytes, policy):
         return len(entries)
     return 0
 
 
-def age_due_ms(entries: Sequence[Entry], policy: CompactionPolicy, *, inline_bytes_many: int) -> int:
-    """The age of its first entry at which a segment of `entries` is due."""
-    if inline_bytes(entries) >= inline_bytes_many:
-        return policy.age_due_ms // 6
-    return policy.age_due_ms * 6 if all(entry.is_inline for entry in entries) else policy.age_due_ms
+def entries_due(filled_bytes: int, policy: CompactionPolicy) -> int:
+    """The number of entries at which a segment of `filled_bytes` is due."""
+    return policy.entries_due if filled_bytes >= policy.entries_due_bytes else ENTRIES_MORE * policy.entries_due
+
+
+def age_due_ms(filled_bytes: int, policy: CompactionPolicy) -> int:
+    """The age of the first entry at which a segment of `filled_bytes` is due."""
+    return policy.age_due_ms if filled_bytes >= policy.little_bytes else LITTLE_AGES * policy.age_due_ms
 
 
 def in_runs(entries: Sequence[Entry], *, bytes_max: int) -> Iterator[Sequence[Entry]]:
@@ -97,8 +103,8 @@ def plan_reads(entries: Iterable[Entry], *, gap_bytes_max: int, get_bytes_max: i
     """
     by_object: dict[ObjectId, set[Span]] = {}
     for entry in entries:
-        if not isinstance(entry.batches, bytes):
-            by_object.setdefault(entry.object_id, set()).update(entry.batches)
+        if not entry.is_inline:
+            by_object.setdefault(entry.object_id, set()).update(entry.spans)
     found: list[RangeRead] = []
     for object_id in sorted(by_object):
         found += _reads_of(object_id, sorted(by_object[object_id]), gap_bytes_max=gap_bytes_max, get_bytes_max=get_bytes_max)

@@ -34,6 +34,7 @@ from storage.metadata.port import (
     WriteOp,
     WriteOutcome,
 )
+from storage.metadata.version_watch import read_certainly
 
 T = TypeVar("T")
 
@@ -49,6 +50,10 @@ class Records:
 
     async def get(self, *keys: Key) -> list[Record | None]:
         return await self._within(self.metadata.get_many(keys))
+
+    async def get_certainly(self, keys: Sequence[Key], *, name: str) -> Sequence[Record | None]:
+        """As of a moment after the call, by no deposed leader. `keys` are of one partition key, `name` is one that nobody has used."""
+        return (await self._within(read_certainly(self.metadata, keys, name=name))).records
 
     async def list(self, start: Key, end: str) -> Sequence[str]:
         """Paths from that of `start` up to `end`."""

@@ -10,8 +10,8 @@ then; an entry that moves from the record to a key afterwards was seen in the re
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -29,6 +29,8 @@ from storage.vocabulary import ObjectId, PartitionId
 
 VALUES_PER_READ: Final = 200
 _VALUE: Final = b"{}"
+
+T = TypeVar("T", bound=Hashable)
 
 
 class _AsItIs:
@@ -59,6 +61,11 @@ def _objects_of(entries: Sequence[Entry], manifest: Manifest) -> set[ObjectId]:
     return {entry.object_id for entry in entries if entry.last >= live_from(manifest) and not entry.is_inline}
 
 
+def _entries_of(entries: Sequence[Entry], manifest: Manifest, object_ids: Collection[ObjectId]) -> set[Entry]:
+    """Live entries that name one of these objects."""
+    return {entry for entry in entries if entry.last >= live_from(manifest) and entry.object_id in object_ids and not entry.is_inline}
+
+
 class References:
     """Asked by one collector. Errors: `Corrupt`, `IncompatibleFormat` (a record cannot be read: nothing may be concluded), `Unavailable`,
     `OutcomeUnknown`.
@@ -81,9 +88,18 @@ class References:
     async def wal_seen(self, partition: PartitionId, manifest: Manifest) -> set[ObjectId]:
         """A look without a proof: what it shows was referred to, what it does not show may be."""
         found = wal_references(manifest)
-        keys = PartitionKeys(partition)
-        async for record in self._scan(keys.index(live_from(manifest)), children_of(keys.index_prefix.removesuffix("/"))[1]):
+        async for record in self._scan_index(PartitionKeys(partition), manifest):
             found |= chunk_references(record, manifest)
+        return found
+
+    async def entries_seen(self, partition: PartitionId, object_ids: Collection[ObjectId]) -> set[Entry]:
+        """The live entries that name one of these WAL objects, by a look without a proof."""
+        manifest = await read_manifest(self._records, partition)
+        if manifest is None or manifest.log_state is LogState.DELETED:
+            return set()
+        found = _entries_of(manifest.pending, manifest, object_ids)
+        async for record in self._scan_index(PartitionKeys(partition), manifest):
+            found |= _entries_of(decode_chunk(record.value, path=record.path).entries, manifest, object_ids)
         return found
 
     async def segments_seen(self, partition: PartitionId, manifest: Manifest) -> set[ObjectId]:
@@ -114,6 +130,18 @@ class References:
         """As `revoke_wal`, and nothing is revoked: WAL objects that live entries name for certain."""
         return await self.revoke_wal(partition, ObjectId(""))
 
+    async def live_entries(self, partition: PartitionId, object_id: ObjectId) -> set[Entry] | None:
+        """The same as entries, of one WAL object."""
+        keys, wanted = PartitionKeys(partition), (object_id,)
+
+        def of_manifest(manifest: Manifest) -> set[Entry]:
+            return _entries_of(manifest.pending, manifest, wanted)
+
+        def of_record(record: Record, manifest: Manifest) -> set[Entry]:
+            return _entries_of(decode_chunk(record.value, path=record.path).entries, manifest, wanted)
+
+        return await self._revoke(partition, keys, ObjectId(""), keys.index_sentinel, keys.index_prefix, of_manifest, of_record)
+
     async def live_segments(self, partition: PartitionId) -> set[ObjectId] | None:
         """The same of segments; that of a compaction under way is not among them."""
         return await self.revoke_segments(partition, ObjectId(""), is_committed=True)
@@ -136,9 +164,9 @@ class References:
         floor: ObjectId,
         sentinel_key: Callable[[str], Key],
         prefix: str,
-        of_manifest: Callable[[Manifest], set[ObjectId]],
-        of_record: Callable[[Record, Manifest], set[ObjectId]],
-    ) -> set[ObjectId] | None:
+        of_manifest: Callable[[Manifest], set[T]],
+        of_record: Callable[[Record, Manifest], set[T]],
+    ) -> set[T] | None:
         sentinels: list[Key] = []
 
         def sentinel() -> Put:
@@ -178,14 +206,14 @@ class References:
                 await self._records.write([Delete(key) for key in sentinels])  # they go with the session at the latest
 
     async def _certain(
-        self, keys: PartitionKeys, sentinel: Key, prefix: str, manifest: Manifest, of_record: Callable[[Record, Manifest], set[ObjectId]]
-    ) -> set[ObjectId]:
-        """The objects to which the keys below `prefix` refer, in a state that has the sentinel."""
+        self, keys: PartitionKeys, sentinel: Key, prefix: str, manifest: Manifest, of_record: Callable[[Record, Manifest], set[T]]
+    ) -> set[T]:
+        """What the keys below `prefix` refer to, in a state that has the sentinel."""
         start, end = children_of(prefix.removesuffix("/"))
         paths = await self._records.list(Key(start, keys.partition_key), end)
         if sentinel.path not in paths:
             raise Unavailable(f"a list is older than the question: sentinel={sentinel.path!r}")
-        found: set[ObjectId] = set()
+        found: set[T] = set()
         wanted = [path for path in paths if not path.startswith(f"{prefix}!")]
         for begin in range(0, len(wanted), VALUES_PER_READ):
             asked = [sentinel, *(Key(path, keys.partition_key) for path in wanted[begin : begin + VALUES_PER_READ])]
@@ -203,6 +231,9 @@ class References:
         """The object of a compaction under way: its CAS would be refused below the floor, and its work be lost."""
         (record,) = await self._records.get(keys.compaction)
         return set() if record is None else {decode_attempt(record.value, path=record.path).object_id}
+
+    def _scan_index(self, keys: PartitionKeys, manifest: Manifest) -> AsyncIterator[Record]:
+        return self._scan(keys.index(live_from(manifest)), children_of(keys.index_prefix.removesuffix("/"))[1])
 
     async def _scan(self, start: Key, end: str) -> AsyncIterator[Record]:
         number = 0

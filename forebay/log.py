@@ -53,7 +53,7 @@ from storage.errors import AlreadyExists, NotFound, StorageError, Unavailable
 from storage.limits import MIB, SEQUENCE_MAX
 from storage.log.batch import Append, batch_of
 from storage.log.batch import Appended as Settled
-from storage.log.flush import FlushSettings, InlineSettings
+from storage.log.flush import FlushSettings, early_settings
 from storage.log.index import check_range, out_of_range, readable
 from storage.log.partition import BrokerEpoch, PartitionLog
 from storage.log.parts import LogParts
@@ -651,10 +651,7 @@ async def _open(settings: Settings, mode: Mode, closing: contextlib.AsyncExitSta
             on_damaged=shared.distrust if shared else None,
         ),
         tail_bytes_max=CACHE_BYTES if mode == "both" else 0,
-        inline=InlineSettings(
-            bytes_max=settings.storage.inline_bytes,
-            commits_per_s=settings.storage.inline_commits_per_second if is_shared(settings.metadata.url) else None,
-        ),
+        early=early_settings(settings.storage.early_bytes_per_second, is_shared=is_shared(settings.metadata.url)),
         level=lambda: directory.level,
         flush=FlushSettings(interval_s=settings.storage.flush_interval.total_seconds(), bytes_max=settings.storage.flush_bytes),
         epoch=epoch,
@@ -688,6 +685,7 @@ async def _drain(parts: LogParts) -> None:
     try:
         async with asyncio.timeout(DRAIN_S):
             await parts.appender.drain()
+            await parts.appender.store_early()
     except TimeoutError:
         _log.warning("commits_abandoned", after_s=DRAIN_S)
     parts.appender.stop()

@@ -11,12 +11,15 @@ from process.exit_codes import whole_path
 from process.settings.errors import EXIT_UNREACHABLE, EXIT_USAGE, StartError
 from process.settings.model import Settings
 from process.settings.notation import has_path, path_of, show_size
+from storage.log.limits import DEFAULT_LIMITS
 
 _CGROUP_LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 PROCESS_BYTES: Final = 192 * 2**20
 """Resident beside the budgets: the process with its libraries takes up to 145 MiB, the rest is what an allocator holds between pieces."""
 CONNECTION_BYTES: Final = 64 * 2**10
+EARLY_BYTES: Final = DEFAULT_LIMITS.early_waiting_bytes_max + DEFAULT_LIMITS.early_kept_bytes_max
+"""Early objects that wait for the object store, and pages of others that were read."""
 
 
 def check(settings: Settings) -> None:
@@ -73,7 +76,7 @@ def memory_budgets(settings: Settings) -> dict[str, int]:
 def memory_bytes_max(settings: Settings, *, connections: int | None = None) -> int:
     """The most that a broker takes with that many connections (docs/guides/size-and-cost.md, "Memory"); None: with all there may be."""
     open_max = settings.kafka.max_connections if connections is None else connections
-    return sum(memory_budgets(settings).values()) + PROCESS_BYTES + open_max * CONNECTION_BYTES
+    return sum(memory_budgets(settings).values()) + EARLY_BYTES + PROCESS_BYTES + open_max * CONNECTION_BYTES
 
 
 def check_memory(settings: Settings, *, limit_bytes: int) -> None:

@@ -41,7 +41,7 @@ from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
 from storage.errors import StorageError
 from storage.formats.levels import LEVEL_MAX
-from storage.log.flush import FlushSettings, InlineSettings
+from storage.log.flush import EarlySettings, FlushSettings
 from storage.log.limits import LogLimits
 from storage.log.parts import open_log
 from storage.metadata.memory import MemoryMetadataStore
@@ -83,7 +83,7 @@ class Ground:
     producer_expiration_ms: int
     skews_ms: tuple[int, ...]
     """By how much the wall clocks of brokers may be wrong when they start."""
-    inline: tuple[InlineSettings, ...]
+    early: tuple[EarlySettings, ...]
     """What brokers let their commits carry, in turn."""
     fetch_limits: FetchLimits
     compactor_limits: CompactorLimits
@@ -265,7 +265,7 @@ class SimBroker:
                 telemetry=telemetry,
             ),
             tail_bytes_max=chance.choice((0, 2_048, 1 << 20)),
-            inline=self._ground.inline[self._broker_id % len(self._ground.inline)],
+            early=self._ground.early[self._broker_id % len(self._ground.early)],
             level=lambda: LEVEL_MAX,
             flush=FlushSettings(interval_s=chance.choice((0.0, 0.02, 0.25)), gather_s=0.005, bytes_max=chance.choice((400, 1 << 20))),
             epoch=epoch,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from compactor.collector import CollectionReport, Collector, CollectorPolicy, UnusedCandidate
+from compactor.collector import CollectionReport, Collector, CollectorPolicy, Judged, UnusedCandidate
 from compactor.compaction import Compaction, CompactionEnd, Round, RoundPolicy, only
 from compactor.merge import Merging
 from compactor.plan import NO_LIMIT, CompactionPolicy, MergePolicy, RetentionLimits, TidyPolicy
@@ -332,7 +332,7 @@ class _SimCollector(Collector):
         candidates: Sequence[UnusedCandidate],
         look: Callable[[PartitionId, Manifest], Awaitable[set[ObjectId]]],
         named: dict[PartitionId, set[ObjectId]],
-        report: CollectionReport,
+        report: Judged,
     ) -> list[UnusedCandidate]:
         if self.chance.random() < 0.7:
             return list(candidates)

@@ -1,6 +1,8 @@
-"""The stores themselves, in the end: manifest, segments, index chunks and objects, read without the code under test."""
+"""The stores themselves, in the end: manifest, segments, index chunks, objects and early pages, read without the code under test."""
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from sim.batches import value_of
@@ -8,10 +10,12 @@ from sim.check import Log, Stored
 from sim.history import BatchIdentity
 from sim.objects import KeptObjects
 from storage.errors import NotFound, StorageError
-from storage.formats.manifest import Entry, EntrySource, LogState, Manifest, SegmentEntry, decode_chunk, decode_segment
+from storage.formats.early_page import decode_page
+from storage.formats.manifest import Early, Entry, EntrySource, LogState, Manifest, SegmentEntry, decode_chunk, decode_segment
 from storage.formats.segment import HEADER_BYTES, decode_footer, decode_header, segment_key
 from storage.formats.wal import object_key
-from storage.metadata.keys import PartitionKeys
+from storage.limits import EARLY_PAGE_BYTES_MAX
+from storage.metadata.keys import PartitionKeys, early_page, place_of_page
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key
 from storage.objects.memory import MemoryObjectStore
@@ -35,9 +39,13 @@ async def fsck(
     *,
     place: str,
     floors: Sequence[Floor] = (),
+    pages: Mapping[str, bytes] = MappingProxyType({}),
     is_over: bool = True,
 ) -> tuple[Log, list[str]]:
-    """The log as the stores have it, and what is wrong with it. Unless it `is_over`, a compaction or a merge may be under way."""
+    """The log as the stores have it, and what is wrong with it. Unless it `is_over`, a compaction or a merge may be under way.
+
+    `pages`: by path, early pages that were deleted since. They count where deleted objects do, for a log that is deleted.
+    """
     wrong: list[str] = []
     entries: dict[int, Entry] = {}
     found: list[Entry] = []
@@ -82,13 +90,17 @@ async def fsck(
             wrong.append(f"fsck: running maximum of timestamps: {partition} {source} expected={running_max}")
         following = source.last + 1
         try:
+            is_early = isinstance(source, Entry) and source.is_early
             try:
-                batches += await _batches_in(objects, partition, source)
+                early = await _early(metadata, partition_keys, source) if is_early else None
+                wrong += await _differing(objects, early)
+                batches += await _batches_in(objects, partition, source, early)
             except NotFound:
                 if manifest.log_state is not LogState.DELETED:
                     raise
-                batches += await _batches_in(objects.deleted, partition, source)
-        except (StorageError, ValueError) as error:
+                early = _kept(pages, partition_keys, source) if is_early else None
+                batches += await _batches_in(objects.deleted, partition, source, early)
+        except (StorageError, ValueError, AssertionError, struct.error) as error:
             wrong.append(f"fsck: {partition} {source}: {error!r}")
     if following != manifest.sequence_counter:
         wrong.append(f"fsck: entries end elsewhere than the log: {partition} end={following} sequence_counter={manifest.sequence_counter}")
@@ -100,16 +112,30 @@ async def fsck(
 
 
 async def named_objects(metadata: MemoryMetadataStore, partition: PartitionId, manifest: Manifest) -> set[str]:
-    """The keys of objects that live entries of the partition name."""
+    """The keys of objects that live entries of the partition name, but for those whose bytes early pages have."""
     names = PartitionKeys(partition)
     entries = list(manifest.pending)
     async for record in metadata.range_scan(names.index(0), f"{names.index_prefix}~"):
         entries += decode_chunk(record.value, path=record.path).entries
     live_from = max(manifest.compaction_cursor, manifest.log_start)
     segments, _ = await _segments(metadata, names, manifest)
-    return {object_key(one.object_id) for one in entries if one.last >= live_from and not one.is_inline} | {
-        segment_key(partition, one.object_id) for one in segments if one.last >= manifest.log_start
-    }
+    live = [one for one in entries if one.last >= live_from and not one.is_inline]
+    named = {object_key(one.object_id) for one in live if not one.is_early or await _early(metadata, names, one) is None}
+    return named | {segment_key(partition, one.object_id) for one in segments if one.last >= manifest.log_start}
+
+
+async def unlike_their_objects(pages: Mapping[str, bytes], objects: KeptObjects) -> list[str]:
+    """What is wrong with early pages, of all that were ever put: an object that was stored has the bytes of each at its place (E1, E3)."""
+    wrong = []
+    for path, value in pages.items():
+        place = place_of_page(path)
+        if place is None:
+            wrong.append(f"fsck: an early page whose key names no place: {path}")
+            continue
+        page = _Pages(object_key(place[0]), place[1], bytes(decode_page(value, path=path).data))
+        for where in (objects, objects.deleted):
+            wrong += await _differing(where, page)
+    return wrong
 
 
 async def left_behind(metadata: MemoryMetadataStore, objects: MemoryObjectStore, partition: PartitionId, manifest: Manifest) -> list[str]:
@@ -152,8 +178,60 @@ def _is_inline(source: EntrySource) -> bool:
     return isinstance(source, Entry) and source.is_inline
 
 
-async def _batches_in(objects: MemoryObjectStore, partition: PartitionId, source: EntrySource) -> list[Stored]:
-    return await (_batches(objects, source) if isinstance(source, Entry) else _batches_of(objects, partition, source))
+class _Pages(NamedTuple):
+    """What lies in the early pages of an entry: the bytes of object `name` from `start` on."""
+
+    name: str
+    start: int
+    data: bytes
+
+
+def _page_keys(keys: PartitionKeys, entry: Entry) -> list[Key]:
+    assert isinstance(entry.batches, Early)
+    positions = range(entry.batches.start, entry.extent[1], EARLY_PAGE_BYTES_MAX)
+    return [early_page(entry.object_id, position, keys.partition_key) for position in positions]
+
+
+async def _early(metadata: MemoryMetadataStore, keys: PartitionKeys, entry: EntrySource) -> _Pages | None:
+    """What is in the early pages of an entry; None unless all of them are there. Raises what is wrong with one."""
+    assert isinstance(entry, Entry)
+    records = await metadata.get_many(_page_keys(keys, entry))
+    return _joined(entry, {record.path: record.value for record in records if record is not None}, count=len(records))
+
+
+def _kept(pages: Mapping[str, bytes], keys: PartitionKeys, entry: EntrySource) -> _Pages | None:
+    """As `_early`, of pages that may be gone."""
+    assert isinstance(entry, Entry)
+    paths = [key.path for key in _page_keys(keys, entry)]
+    return _joined(entry, {path: pages[path] for path in paths if path in pages}, count=len(paths))
+
+
+def _joined(entry: Entry, values: Mapping[str, bytes], *, count: int) -> _Pages | None:
+    if len(values) < count:
+        return None
+    parts = [bytes(decode_page(value, path=path).data) for path, value in values.items()]
+    if any(len(part) != EARLY_PAGE_BYTES_MAX for part in parts[:-1]):
+        raise ValueError(f"an early page is cut short, and another follows it: {list(values)}")
+    assert isinstance(entry.batches, Early)
+    return _Pages(object_key(entry.object_id), entry.batches.start, b"".join(parts))
+
+
+async def _differing(objects: MemoryObjectStore, early: _Pages | None) -> list[str]:
+    """Early pages have the bytes that their object gets (E1): what is wrong where both are there."""
+    if early is None:
+        return []
+    end = early.start + len(early.data)
+    try:
+        size_bytes = (await objects.stat(early.name)).size_bytes
+    except NotFound:
+        return []
+    if size_bytes >= end and await objects.get_range(early.name, early.start, end) == early.data:
+        return []
+    return [f"fsck: an early page has other bytes than its object: {early.name} bytes [{early.start}, {end}) of {size_bytes}"]
+
+
+async def _batches_in(objects: MemoryObjectStore, partition: PartitionId, source: EntrySource, early: _Pages | None) -> list[Stored]:
+    return await (_batches(objects, source, early) if isinstance(source, Entry) else _batches_of(objects, partition, source))
 
 
 async def _batches_of(objects: MemoryObjectStore, partition: PartitionId, entry: SegmentEntry) -> list[Stored]:
@@ -181,15 +259,14 @@ async def _batches_of(objects: MemoryObjectStore, partition: PartitionId, entry:
     return found
 
 
-async def _batches(objects: MemoryObjectStore, entry: Entry) -> list[Stored]:
-    """Raises what is wrong with them."""
+async def _batches(objects: MemoryObjectStore, entry: Entry, early: _Pages | None) -> list[Stored]:
+    """Read its object, or else its early pages. Raises what is wrong with the batches."""
     found: list[Stored] = []
     offset = entry.base
     if isinstance(entry.batches, bytes):
         slices = [memoryview(entry.batches)]
     else:
-        name = object_key(entry.object_id)
-        slices = [memoryview(await objects.get_range(name, position, position + length)) for position, length in entry.batches]
+        slices = await _slices(objects, entry, early)
     for body in slices:
         while len(body):
             header = parse_header(body)
@@ -202,3 +279,16 @@ async def _batches(objects: MemoryObjectStore, entry: Entry) -> list[Stored]:
     if offset != entry.last + 1:
         raise ValueError(f"an entry holds other records than it says: end={offset}")
     return found
+
+
+async def _slices(objects: MemoryObjectStore, entry: Entry, early: _Pages | None) -> list[memoryview]:
+    name = object_key(entry.object_id)
+    try:
+        return [memoryview(await objects.get_range(name, position, position + length)) for position, length in entry.spans]
+    except NotFound:
+        if early is None:
+            raise
+    for position, length in entry.spans:
+        if position < early.start or position + length > early.start + len(early.data):
+            raise ValueError(f"early pages are shorter than their entry says: bytes [{position}, {position + length})")
+    return [memoryview(early.data)[position - early.start : position - early.start + length] for position, length in entry.spans]

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from sim.faults import Fault, Wire
-from sim.watches import RetentionWatch, SegmentWatch
+from sim.watches import PageWatch, RetentionWatch, SegmentWatch
 from storage.errors import Unavailable
 from storage.metadata import key_order
 from storage.metadata.keys import BROKERS_PREFIX, CLUSTER, MANIFEST_SUFFIX, partition_of_manifest, topic_id
@@ -43,6 +43,7 @@ class Shards:
         self._complain = complain
         self._silent_until_s = [0.0] * self.count
         self._segments = SegmentWatch(complain)
+        self.early_pages = PageWatch(complain)
         self.retention = RetentionWatch(complain)
         self.retention.place_of = self._place_of
         self.topic_names: dict[str, str] = {}
@@ -52,6 +53,7 @@ class Shards:
         """Have it done. Whoever puts a manifest may leave out entries of `writers`, but none of a broker that is registered."""
         manifests = [(op, self._writers_of(op.key)) for op in ops if isinstance(op, Put) and op.key.path.endswith(MANIFEST_SUFFIX)]
         records = self._records.shards[self.of(_key(ops[0]))].records if ops else {}
+        self.early_pages.look(ops)
         watched = self.retention.before(ops, records)
         outcome = await client.write(ops)
         self.retention.after(watched, records)
@@ -94,7 +96,9 @@ class Shards:
         return self._store.shard_of(key.partition_key)
 
     def of_path(self, path: str) -> int:
-        """The shard of a key that a hint names, which comes without its partition key. Those of groups are not in this world."""
+        """The shard of a key that a hint names, which comes without its partition key. Those of groups are not in this world, and nobody
+        waits for hints of early pages.
+        """
         parts = path.split("/")
         if len(parts) > 3 and parts[2] == "partitions":
             return self._store.shard_of(f"{parts[1]}/{int(parts[3])}")

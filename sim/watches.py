@@ -21,8 +21,8 @@ from storage.formats.manifest import (
     decode_manifest,
     decode_segment,
 )
-from storage.metadata.keys import MANIFEST_SUFFIX, PartitionKeys, partition_of_manifest
-from storage.metadata.port import Delete, DeleteRange, Put, Record, WriteOp
+from storage.metadata.keys import EARLY_PREFIX, MANIFEST_SUFFIX, PartitionKeys, partition_of_manifest
+from storage.metadata.port import ABSENT, Delete, DeleteRange, Put, Record, WriteOp
 from storage.vocabulary import PartitionId
 
 NO_LIMIT: Final = -1
@@ -240,3 +240,21 @@ def _root_of(op: WriteOp) -> str | None:
     if path.endswith(MANIFEST_SUFFIX) and not isinstance(op, Delete | DeleteRange):
         return path.removesuffix(MANIFEST_SUFFIX)
     return None
+
+
+class PageWatch:
+    """Judges every attempt to put an early page: the bytes at a place never change (E1), whichever attempt arrives."""
+
+    def __init__(self, complain: Callable[[str], None]) -> None:
+        self._complain = complain
+        self.kept: dict[str, bytes] = {}
+        """By path, all that ever were: a deleted topic had its records, too."""
+
+    def look(self, ops: Sequence[WriteOp]) -> None:
+        for op in ops:
+            if not isinstance(op, Put) or not op.key.path.startswith(EARLY_PREFIX):
+                continue
+            if self.kept.setdefault(op.key.path, op.value) != op.value:
+                self._complain(f"early page: other bytes at a place that was given before: {op.key.path}")
+            if op.expected_version != ABSENT:
+                self._complain(f"early page: put over what may be there: {op.key.path}")

@@ -16,7 +16,7 @@ from sim.broker import ConnectionLost, Ground, Place, Serving, SimBroker
 from sim.check import Log, RememberedProducers, Stored, check, forgotten
 from sim.compactor import DUTIES, DUTY_NAMES, SimCompactor, SimPurge
 from sim.faults import FaultPlan, ObjectFaults
-from sim.fsck import Floor, fsck, left_behind
+from sim.fsck import Floor, fsck, left_behind, unlike_their_objects
 from sim.history import History
 from sim.loop import Deadlock, OrderedNursery, VirtualClock, VirtualLoop, no_collection_of_cycles, stable_order
 from sim.metadata import Shards
@@ -28,8 +28,7 @@ from sim.themes import Crowd, Theme, theme_of
 from storage.catalog.collections import Deletions
 from storage.catalog.topics import Topic, Topics
 from storage.formats.manifest import Manifest, decode_manifest
-from storage.limits import INLINE_UNCOMPACTED_BYTES_MAX
-from storage.log.flush import NO_INLINE, InlineSettings
+from storage.log.flush import NO_EARLY, EarlySettings
 from storage.log.page_store import ActiveProducer
 from storage.log.partition import AGE_S_MAX
 from storage.metadata.memory import MemoryMetadataStore, SharedRecords
@@ -44,7 +43,6 @@ SERVED_S: Final = 40.0
 ASKED_MAX: Final = 20
 PURGES_MAX: Final = 100
 SHARDS: Final = (1, 2, 2, 4)
-UNCOMPACTED_BYTES_FEW: Final = 2_000
 """Bytes that commits of a broker may carry before they have to be compacted: a few batches."""
 COMPACTORS: Final = (0, 0, 1, 2, 3)
 
@@ -100,15 +98,13 @@ def run_seed(plan: Plan, *, show: Callable[[str], None] | None = None) -> Report
     return Report(plan.seed, history.violations, history.digest(), history.turns, loop.time(), appends, len(history.seen))
 
 
-def inline_of(seed: int) -> tuple[InlineSettings, ...]:
-    """What the brokers of a seed let their commits carry, in turn: nothing in one seed of two."""
-    if seed % 2:
-        return (NO_INLINE,)
-    chance = random.Random(f"inline {seed}")
-    sizes = chance.choice(((1_024,), (120, 1_024), (0, 120, 300)))
-    budgets = [chance.choice((None, None, 4.0)) for _ in sizes]
-    bytes_max = chance.choice((INLINE_UNCOMPACTED_BYTES_MAX, INLINE_UNCOMPACTED_BYTES_MAX, UNCOMPACTED_BYTES_FEW))
-    return tuple([InlineSettings(size, per_s, bytes_max) for size, per_s in zip(sizes, budgets, strict=True)])
+def early_of(seed: int) -> tuple[EarlySettings, ...]:
+    """What the brokers of a seed commit before their object is stored, in turn: nothing in one seed of three."""
+    if not seed % 3:
+        return (NO_EARLY,)
+    chance = random.Random(f"early {seed}")
+    budgets = chance.choice(((1_000_000.0,), (20_000.0, 1_000_000.0), (0.0, 20_000.0, 1_000_000.0)))
+    return tuple([EarlySettings(per_s, wait_max_s=chance.choice((0.0, 0.02, 0.1))) for per_s in budgets])
 
 
 class _World:
@@ -169,7 +165,7 @@ class _World:
                 has_fixed_ids=has_fixed_ids,
                 producer_expiration_ms=self._theme.expiration_ms,
                 skews_ms=self._theme.skews_ms,
-                inline=inline_of(self._seed),
+                early=early_of(self._seed),
                 fetch_limits=self._theme.fetch_limits,
                 compactor_limits=self._theme.compactor,
                 log_limits=self._theme.log_limits,
@@ -325,7 +321,14 @@ class _World:
         if partition not in self._purged and manifest is not None and name is not None:
             place = f"{name}/{partition.partition}"
             self._purged[partition] = await fsck(
-                self._metadata, self._objects, partition, manifest, place=place, floors=self._floors, is_over=False
+                self._metadata,
+                self._objects,
+                partition,
+                manifest,
+                place=place,
+                floors=self._floors,
+                pages=self._shards.early_pages.kept,
+                is_over=False,
             )
 
     async def _purge_all(self) -> None:
@@ -366,10 +369,20 @@ class _World:
             if partition in self._purged:
                 log, wrong = self._purged[partition]
             else:
-                log, wrong = await fsck(self._metadata, self._objects, partition, manifest, place=place, floors=nemesis.floors)
+                log, wrong = await fsck(
+                    self._metadata,
+                    self._objects,
+                    partition,
+                    manifest,
+                    place=place,
+                    floors=nemesis.floors,
+                    pages=self._shards.early_pages.kept,
+                )
             logs.append(log)
             for text in wrong:
                 self._history.violation(text)
+        for text in await unlike_their_objects(self._shards.early_pages.kept, self._objects):
+            self._history.violation(text)
         sent_by_value = {sent.value: sent for sent in self._history.sent}
 
         def may_have_expired(last: Stored) -> bool:

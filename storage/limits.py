@@ -27,10 +27,6 @@ SEGMENT_BLOCKS_MAX: Final = SEGMENT_BYTES_MAX // SEGMENT_BLOCK_BYTES_TARGET
 SEGMENT_FOOTER_BYTES_MAX: Final = 1 * MIB
 """Its blocks take 50 KiB at most; the rest is room for facts to come."""
 
-INLINE_BYTES_MAX: Final = 8 * KIB
-"""What a commit may carry, at most: a setting says how much it does. The largest manifest has room for as much, in base64."""
-INLINE_UNCOMPACTED_BYTES_MAX: Final = 1024 * MIB
-"""A broker's commits carry no more while as much is not compacted: some 20 minutes of 1,700 small batches a second."""
 MANIFEST_BYTES_TARGET: Final = 2 * KIB
 PRODUCERS_HOT_BYTES_MAX: Final = 8 * KIB
 """Estimated bytes of producer state in a manifest; what exceeds it leaves for pages in producers/."""
@@ -45,6 +41,10 @@ COMMIT_BATCHES_MAX: Final = 4_096
 """Batches of one partition in one commit; more wait for the next flush."""
 
 METADATA_VALUE_BYTES_MAX: Final = 64 * KIB
+EARLY_PAGE_BYTES_MAX: Final = 60 * KIB
+"""Bytes of slices in one early page: with what names its partitions it is a legal value."""
+EARLY_SLICE_BYTES_MAX: Final = 480 * KIB
+"""A slice that is committed before its object is stored: with all else of its commit it fits one write request."""
 WRITE_REQUEST_BYTES_MAX: Final = 1 * MIB
 WRITE_REQUEST_OPS_MAX: Final = 1_000
 
@@ -59,4 +59,5 @@ SEQUENCE_MAX: Final = 2**31 - 1
 assert FRAME_BYTES_MAX <= WAL_OBJECT_BYTES_MAX, "the batches of a legal request must fit in an empty object"
 assert FLUSH_PARTITIONS_MAX <= WAL_OBJECT_SLICES_MAX, "an object counts its slices in a uint16"
 assert BATCH_BYTES_DEFAULT_MAX < FRAME_BYTES_MAX
+assert EARLY_SLICE_BYTES_MAX % EARLY_PAGE_BYTES_MAX == 0
 assert BLOCK_BYTES % PART_BYTES == 0

@@ -27,8 +27,8 @@ from storage.formats.levels import LEVEL_MAX
 from storage.formats.manifest import Entry, Manifest, encode
 from storage.limits import MIB, WRITE_REQUEST_OPS_MAX
 from storage.log.batch import Append, Batch
-from storage.log.flush import FlushSettings, InlineSettings
-from storage.log.limits import DEFAULT_LIMITS, LogLimits
+from storage.log.flush import EarlySettings, FlushSettings
+from storage.log.limits import DEFAULT_LIMITS
 from storage.log.partition import BrokerEpoch, PartitionLog
 from storage.log.parts import LogParts, open_log
 from storage.log.scan import BatchRun, Elsewhere
@@ -238,10 +238,6 @@ class RefusedBatch(Exception):
     """A run in which a batch was not appended measures something else."""
 
 
-WITHOUT_RESERVES: Final = LogLimits(larger_commits_kept_max=1)
-"""A steady load spends within seconds the larger commits that a broker keeps for a pause. A run is too short for that."""
-
-
 class ScaledBroker:
     """The log of a broker without sockets, as broker/assembly.py opens it on S3 and Oxia."""
 
@@ -263,7 +259,7 @@ class ScaledBroker:
             objects=objects,
             blocks=BlockCache(objects, bytes_max=CACHE_BYTES, clock=clock, telemetry=telemetry),
             tail_bytes_max=TAIL_BYTES,
-            inline=InlineSettings(bytes_max=settings.inline_bytes, commits_per_s=settings.inline_commits_per_s),
+            early=EarlySettings(bytes_per_s=settings.early_bytes_per_s),
             level=lambda: LEVEL_MAX,
             flush=FlushSettings(interval_s=self._interval_s(settings), bytes_max=settings.flush_bytes),
             epoch=BrokerEpoch(epoch, registered_epoch=lambda: epoch, live=live),
@@ -272,7 +268,6 @@ class ScaledBroker:
             chance=self.chance,
             nursery=nursery,
             telemetry=telemetry,
-            limits=WITHOUT_RESERVES,
         )
         self.waiters = Waiters(
             metadata=metadata,
@@ -392,8 +387,7 @@ class ScaledCluster:
     async def fill(self) -> None:
         """Logs in the middle of their life: rings of pending entries are of any length."""
         load = self._shape.load
-        is_small = load.batch_bytes <= self._settings.inline_bytes
-        batches = bytes(self.template) if is_small else ((0, load.batch_bytes),)
+        batches = ((0, load.batch_bytes),)
         ops = []
         for partition in range(self._shape.partitions):
             count = self._chance.randint(1, DEFAULT_LIMITS.pending_entries_max)

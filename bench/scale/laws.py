@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from bench.scale.loads import ANY_BROKER, ScaleSettings, Shape
-from storage.limits import BLOCK_BYTES
+from storage.limits import BLOCK_BYTES, EARLY_SLICE_BYTES_MAX
+from storage.log.flush import COMMIT_COST_BYTES
 from storage.log.limits import DEFAULT_LIMITS
 
 MISS_MAX: Final = 0.15
@@ -32,9 +33,12 @@ class LawMissed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """How one broker commits: `lone_per_s` commits carry a batch each, `flushes_per_s` flushes store an object of `slices` slices each."""
+    """How one broker commits: `lone_per_s` commits of a batch each go early, and share `early_puts_per_s` objects. `flushes_per_s` flushes
+    store an object of `slices` slices each.
+    """
 
     lone_per_s: float
+    early_puts_per_s: float
     flushes_per_s: float
     slices: float
     object_bytes: float
@@ -47,22 +51,22 @@ class Flow:
 def flow(shape: Shape, settings: ScaleSettings) -> Flow:
     load = shape.load
     batches_per_s = load.batches_per_s(shape.brokers, shape.partitions)
-    lone_per_s = 0.0
-    if load.batch_bytes <= settings.inline_bytes:
-        lone_per_s = min(batches_per_s, settings.inline_commits_per_s)
-        if (batches_per_s - lone_per_s) * settings.flush_interval_s <= DEFAULT_LIMITS.inline_commits_at_once_max:
-            lone_per_s = batches_per_s  # what exceeds the budget waits for a flush, which stores no object
+    lone_per_s = early_puts_per_s = 0.0
+    if load.batch_bytes <= EARLY_SLICE_BYTES_MAX and settings.early_bytes_per_s:
+        lone_per_s = min(batches_per_s, settings.early_bytes_per_s / (load.batch_bytes + COMMIT_COST_BYTES))
+        early_puts_per_s = max(lone_per_s * load.batch_bytes / DEFAULT_LIMITS.early_object_bytes, 1 / DEFAULT_LIMITS.early_age_s)
     gathered_per_s = batches_per_s - lone_per_s
     if not gathered_per_s:
-        return Flow(lone_per_s, 0.0, 0.0, 0.0)
+        return Flow(lone_per_s, early_puts_per_s, 0.0, 0.0, 0.0)
     flushes_per_s = max(1 / settings.flush_interval_s, gathered_per_s * load.batch_bytes / settings.flush_bytes)
     batches = gathered_per_s / flushes_per_s
     written = shape.partitions_written
-    return Flow(lone_per_s, flushes_per_s, written * -math.expm1(-batches / written), batches * load.batch_bytes)
+    return Flow(lone_per_s, early_puts_per_s, flushes_per_s, written * -math.expm1(-batches / written), batches * load.batch_bytes)
 
 
 def _puts(shape: Shape, settings: ScaleSettings) -> float:
-    return shape.brokers * flow(shape, settings).flushes_per_s
+    flows = flow(shape, settings)
+    return shape.brokers * (flows.flushes_per_s + flows.early_puts_per_s)
 
 
 def _commits(shape: Shape, settings: ScaleSettings) -> float:

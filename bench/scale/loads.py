@@ -61,8 +61,8 @@ class ScaleSettings:
 
     flush_interval_s: float = 0.25
     flush_bytes: int = 8 * KIB * KIB
-    inline_bytes: int = KIB
-    inline_commits_per_s: float = 200.0
+    early_bytes_per_s: float = 0.0
+    """What scales worse is the path of objects, so nothing goes early unless a run says so."""
     shards: int = 4
     oxia_write_s: float = 0.002
     oxia_read_s: float = 0.0005

@@ -40,7 +40,7 @@ def estimate(
             "--batches",
             min=0.001,
             max=1e9,
-            help="Batches a second of all producers: fewer than one an interval make fewer objects, and small ones go inline.",
+            help="Batches a second of all producers: fewer than one an interval make fewer objects, and each counts with what goes early.",
             show_default="many",
         ),
     ] = None,

@@ -21,6 +21,8 @@ from process.settings.model import Settings
 from process.settings.notation import HttpAddress, is_memory, parse_address
 
 ASKED_AT_A_TIME: Final = 16
+SELDOM_PER_S: Final = 0.5
+"""Fewer objects are said by the minute."""
 ANSWER_BYTES_MAX: Final = 4 * 2**20
 PATH: Final = "/api/v1/cost"
 STORAGE_STEP_S: Final = 300
@@ -236,10 +238,10 @@ def estimate_table(load: ExpectedLoad, found: Estimated, prices: StorePrices, ta
     sums = total(found.forebay)
     if budget is not None:
         lines.append(f"cost.budget_per_month is ${budget:,.2f}: {'within it' if sums <= budget else f'${sums - budget:,.2f} above it'}")
-    if found.objects_per_s:
+    if found.objects_per_s < SELDOM_PER_S and load.bytes_per_s:
+        lines.append(f"{found.objects_per_s * 60:,.1f} objects a minute: batches are committed before their object is stored")
+    elif found.objects_per_s:
         lines.append(f"{found.objects_per_s:,.1f} objects a second of {found.object_bytes / 2**20:,.2f} MiB")
-    elif load.bytes_per_s:
-        lines.append("batches are small enough to travel in their commit: no object is written for them before compaction")
     lines.append(f"a GiB written costs ${sums / found.gib_per_month:,.4f} with its storage")
     return "\n".join([*lines, prices_line(prices, table)])
 

@@ -65,6 +65,16 @@ class EntryFacts(msgspec.Struct, frozen=True, kw_only=True):
     inline_bytes: int | None = None
 
 
+class EarlyFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The object of the entry is not stored yet. `page`: the key of the early page where the batch begins; `pages`: all of the entry.
+    Byte ranges are those of the object all the same.
+    """
+
+    page: str
+    pages: tuple[str, ...]
+    object_key: str
+
+
 class SegmentFacts(msgspec.Struct, frozen=True, kw_only=True):
     """`created_ms` is the time in its id, from the clock of the compactor that made it; `modified_ms` is what the object store says."""
 
@@ -137,7 +147,9 @@ class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """What was not reached is null; `problem` then says why. A WAL object has slices, a segment has blocks."""
+    """What was not reached is null; `problem` then says why. A WAL object has slices, a segment has blocks. `early` is there in place of
+    `object` for an entry whose object is not stored yet.
+    """
 
     topic: TracedTopic
     partition: int
@@ -145,6 +157,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     control: ManifestFacts
     entry: EntryFacts | None = None
     object: ObjectFacts | None = None
+    early: EarlyFacts | None = None
     segment: SegmentFacts | None = None
     block: BlockFacts | None = None
     batch: BatchFacts | None = None
@@ -190,7 +203,7 @@ def entry_facts(entry: Entry, partition: PartitionId, *, source: str, source_key
         last_offset=entry.last,
         object_id=entry.object_id,
         object_key=object_of(entry, partition),
-        spans=() if isinstance(entry.batches, bytes) else tuple((position, position + length) for position, length in entry.batches),
+        spans=tuple((position, position + length) for position, length in entry.spans),
         inline_bytes=len(entry.batches) if isinstance(entry.batches, bytes) else None,
         max_timestamp_ms=entry.max_timestamp,
     )
@@ -257,6 +270,8 @@ def trace_as_table(trace: Trace) -> str:
         lines += _labelled("entry", _entry_lines(trace.entry))
     if trace.object is not None:
         lines += _labelled("object", _object_lines(trace.object))
+    if trace.early is not None:
+        lines += _labelled("early", _early_lines(trace.early))
     if trace.segment is not None:
         lines += _labelled("segment", _segment_lines(trace.segment))
     if trace.block is not None:
@@ -317,6 +332,11 @@ def _object_lines(found: ObjectFacts) -> list[str]:
         *(f"  {_slice(one)}" for one in (*shown, *more)),
         *([f"  and {hidden} more: -o json shows all"] if hidden else []),
     ]
+
+
+def _early_lines(found: EarlyFacts) -> list[str]:
+    place = f"early page {found.page} has the batch" + (f", one of {len(found.pages)} of the entry" if len(found.pages) > 1 else "")
+    return [place, f"{found.object_key} is not stored yet: its broker stores it within a minute, or has died before"]
 
 
 def _segment_lines(found: SegmentFacts) -> list[str]:

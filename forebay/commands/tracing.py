@@ -1,10 +1,12 @@
-"""Traces of offsets: topic → control → entry → object or segment → batch, as reads go (docs/internals/design/reading.md), past caches.
+"""Traces of offsets: topic → control → entry → object, early page or segment → batch, as reads go (docs/internals/design/reading.md), past
+caches.
 
 `Tracer` only reads: no registration, no write, and a topic in deletion is left as it is. Brokers may go on appending meanwhile. Below the
 compaction cursor the way is entry → segment → block → batch, each step checked.
 """
 
 import asyncio
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -14,6 +16,7 @@ from forebay.commands.trace import (
     EXIT_TIMED_OUT,
     BatchFacts,
     BlockFacts,
+    EarlyFacts,
     ObjectFacts,
     SegmentFacts,
     SliceFacts,
@@ -31,6 +34,7 @@ from process.settings.reference import nearest
 from storage.catalog.topic import Topic, decode_topic, decode_topic_id, read_topic_ids, validate_name
 from storage.errors import Corrupt, IncompatibleFormat, NotFound, Unavailable
 from storage.formats.manifest import (
+    Early,
     Entry,
     EntrySource,
     LogState,
@@ -52,8 +56,9 @@ from storage.formats.segment import (
     segment_key,
 )
 from storage.formats.segment import decode_header as decode_segment_header
-from storage.formats.wal import WalHeader, decode_header, header_bytes, object_key
-from storage.limits import WAL_OBJECT_SLICES_MAX
+from storage.formats.wal import WalHeader, object_key, read_header
+from storage.limits import EARLY_PAGE_BYTES_MAX, WRITE_REQUEST_BYTES_MAX
+from storage.log.early_pages import EarlySlice, page_keys, read_pages_certainly
 from storage.log.index import covering
 from storage.log.scan import scan, scan_stamped
 from storage.metadata import keys
@@ -64,6 +69,11 @@ from storage.vocabulary import PartitionId, TopicId
 TIMEOUT_S: Final = 30.0
 ATTEMPTS_MAX: Final = 3
 """An entry may move from `pending` to index/ between the two reads, and its object may be collected: then all is read again."""
+
+_FIX_PAGE: Final = (
+    "Ask again in a minute: while the broker that wrote it runs, it stores the object. "
+    "If it is gone, restore the metadata store from a backup."
+)
 
 
 class _Found(NamedTuple):
@@ -114,12 +124,18 @@ class Tracer:
                     return await trace_segment(self._objects, entry, at, offset, found.trace)
                 if isinstance(entry.batches, bytes):
                     return _trace_inline(entry, entry.batches, found.trace, at, offset)
-                return await self._read(entry, entry.batches, found.trace, at, offset)
+                return await self._read(entry, entry.spans, found.trace, at, offset)
             except NotFound as error:
+                if isinstance(entry, Entry) and entry.is_early:
+                    early = await self._read_early(entry, found.trace, at, offset)
+                    if early is not None:
+                        return early
                 if missing == found.entry:
+                    is_early = isinstance(entry, Entry) and entry.is_early
+                    what = f"Object {key} of a live entry is missing" + (", and early pages do not have its bytes" if is_early else "")
                     raise trace_failed(
                         found.trace,
-                        f"Object {key} of a live entry is missing: offsets {found.entry.base}..{found.entry.last} of {name}/{partition} "
+                        f"{what}: offsets {found.entry.base}..{found.entry.last} of {name}/{partition} "
                         "cannot be read. Check that storage.url is the one of the brokers; if it is, restore the object.",
                     ) from error
                 missing = found.entry
@@ -207,9 +223,8 @@ class Tracer:
         end = max(position + length for position, length in spans)
         if stat.size_bytes < end:
             raise trace_failed(trace, f"Object {key} is cut short: {stat.size_bytes} bytes, and its entry needs {end}. Restore the object.")
-        head = await self._objects.get_range(key, 0, min(stat.size_bytes, header_bytes(WAL_OBJECT_SLICES_MAX)))
         try:
-            header = decode_header(head, key=key)
+            header = await read_header(partial(self._objects.get_range, key), key=key, size_bytes=stat.size_bytes)
         except Corrupt as error:
             raise object_damaged(trace, error, key) from error
         trace = msgspec.structs.replace(
@@ -229,6 +244,33 @@ class Tracer:
         except Corrupt as error:
             raise object_damaged(trace, error, key) from error
         return _with_batch(trace, batch, key, fix="Restore the object.")
+
+    async def _read_early(self, entry: Entry, trace: Trace, partition: PartitionId, offset: int) -> Trace | None:
+        """The early pages and the batch added: the object was not there. None if they are gone, or if the object has come meanwhile."""
+        at = keys.PartitionKeys(partition)
+        paths = tuple(key.path for key in page_keys(at, entry))
+        try:
+            early = await read_pages_certainly(self._metadata, at, entry, known_version=trace.control.version)
+            if early is None:
+                return None
+            batch = batch_in_pages(entry, early, offset, name=f"page={paths[0]!r}")
+        except Corrupt as error:
+            if await self._is_stored(entry):
+                return None
+            raise trace_failed(
+                trace,
+                f"Damaged early page: {error}. {_FIX_PAGE}",
+            ) from error
+        page = paths[(batch.start - early.start) // EARLY_PAGE_BYTES_MAX]
+        trace = msgspec.structs.replace(trace, early=EarlyFacts(page=page, pages=paths, object_key=object_key(entry.object_id)))
+        return _with_batch(trace, batch, f"{object_key(entry.object_id)}, in early page {page},", fix=_FIX_PAGE)
+
+    async def _is_stored(self, entry: Entry) -> bool:
+        try:
+            await self._objects.stat(object_key(entry.object_id))
+        except NotFound:
+            return False
+        return True
 
     async def _slices(self, header: WalHeader, partition: PartitionId) -> tuple[SliceFacts, ...]:
         names = await self._names(list(dict.fromkeys(one.partition.topic_id for one in header.slices)))
@@ -255,15 +297,40 @@ class Tracer:
         base = entry.base
         for position, length in spans:
             span = memoryview(await self._objects.get_range(key, position, position + length))
-            where = f"object={key!r} entry={entry.base}..{entry.last} span={position}"
-            window = scan([span], base=base, wanted=offset, bytes_max=1, where=where)
-            if window.starts:
-                start = window.positions[0]
-                return batch_facts(span[start : window.end_position], start=position + start, base_offset=window.starts[0])
-            if window.end_position != length:
-                raise Corrupt(f"a batch ends outside its slice: {where} position={window.end_position} bytes={length}")
-            base = window.end_offset
-        raise Corrupt(f"an entry has fewer records than it says: object={key!r} entry={entry.base}..{entry.last} end_offset={base}")
+            found = batch_in(span, entry, offset, position=position, base=base, name=f"object={key!r}")
+            if isinstance(found, BatchFacts):
+                return found
+            base = found
+        raise too_few_records(entry, base, name=f"object={key!r}")
+
+
+def batch_in(span: memoryview, entry: Entry, offset: int, *, position: int, base: int, name: str) -> BatchFacts | int:
+    """The batch that holds `offset`, or the offset behind a span that does not have it. The span begins at `position` of the object, with
+    offset `base`. Raise `Corrupt` where it holds no whole batches.
+    """
+    where = f"{name} entry={entry.base}..{entry.last} span={position}"
+    window = scan([span], base=base, wanted=offset, bytes_max=1, where=where)
+    if window.starts:
+        start = window.positions[0]
+        return batch_facts(span[start : window.end_position], start=position + start, base_offset=window.starts[0])
+    if window.end_position != len(span):
+        raise Corrupt(f"a batch ends outside its slice: {where} position={window.end_position} bytes={len(span)}")
+    return window.end_offset
+
+
+def too_few_records(entry: Entry, end_offset: int, *, name: str) -> Corrupt:
+    return Corrupt(f"an entry has fewer records than it says: {name} entry={entry.base}..{entry.last} end_offset={end_offset}")
+
+
+def batch_in_pages(entry: Entry, early: EarlySlice, offset: int, *, name: str) -> BatchFacts:
+    """The batch that holds `offset`. Raises `Corrupt` where the pages hold no such batch."""
+    base = entry.base
+    for (position, _), span in zip(entry.spans, early.batches_of(entry), strict=True):
+        found = batch_in(span, entry, offset, position=position, base=base, name=name)
+        if isinstance(found, BatchFacts):
+            return found
+        base = found
+    raise too_few_records(entry, base, name=name)
 
 
 def _trace_inline(entry: Entry, batches: bytes, trace: Trace, partition: PartitionId, offset: int) -> Trace:
@@ -316,8 +383,12 @@ def check_entry(entry: Entry, *, path: str) -> None:
         raise Corrupt(f"an entry names no object: key={path!r} entry={entry.base}..{entry.last} cause={error}") from error
     if isinstance(entry.batches, bytes):
         return
-    if not entry.batches or any(position < 0 or length <= 0 for position, length in entry.batches):
-        raise Corrupt(f"an entry names no bytes: key={path!r} entry={entry.base}..{entry.last} spans={entry.batches}")
+    if not entry.spans or any(position < 0 or length <= 0 for position, length in entry.spans):
+        raise Corrupt(f"an entry names no bytes: key={path!r} entry={entry.base}..{entry.last} spans={entry.spans}")
+    if isinstance(entry.batches, Early):
+        start, (begin, end) = entry.batches.start, entry.extent
+        if not 0 <= start <= begin or end - start > WRITE_REQUEST_BYTES_MAX:
+            raise Corrupt(f"an entry names no early pages: key={path!r} entry={entry.base}..{entry.last} start={start} spans={entry.spans}")
 
 
 def check_names(header: WalHeader, entry: Entry, spans: Spans, partition: PartitionId, *, key: str) -> None:

@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 from process.cost.prices import GIB, MONTH_S, StorePrices
 from process.settings.sections import CompactorSettings, StorageSettings
 from storage.limits import BLOCK_BYTES
+from storage.log.flush import COMMIT_COST_BYTES, ON_OXIA
+from storage.log.limits import DEFAULT_LIMITS as EARLY
 from storage.objects.requests import UPLOAD_PART_BYTES
 
 KAFKA_REPLICAS: Final = 3
@@ -24,7 +26,7 @@ KAFKA_CROSS_ZONE_PER_GIB: Final = 0.02
 class ExpectedLoad:
     """`bytes_per_s` is the load of all brokers, which share it evenly.
 
-    `batches_per_s`, of all brokers, matters where a broker has fewer than one an interval, or where they are small enough to go inline.
+    `batches_per_s`, of all brokers, matters where a broker has fewer than one an interval, and for how many of them go early.
     `readers` brokers read each object, the writer included, which has it in memory. `fan_out` groups read everything.
     """
 
@@ -39,7 +41,7 @@ class ExpectedLoad:
     batches_per_s: float | None = None
     flush_interval_s: float = 0.25
     flush_bytes: int = StorageSettings().flush_bytes
-    inline_bytes: int = StorageSettings().inline_bytes
+    early_bytes_per_s: float = ON_OXIA.bytes_per_s
     segment_bytes: int = CompactorSettings().segment_bytes
     segment_age_s: float = CompactorSettings().segment_age.total_seconds()
     delete_interval_s: float = CompactorSettings().delete_interval.total_seconds()
@@ -58,7 +60,7 @@ class CostItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimated:
-    """`objects_per_s` and `object_bytes` are those of WAL objects of all brokers; both 0 where everything goes inline."""
+    """`objects_per_s` and `object_bytes` are those of WAL objects of all brokers; both 0 where nothing is written."""
 
     forebay: tuple[CostItem, ...]
     kafka: tuple[CostItem, ...]
@@ -119,9 +121,11 @@ def _objects_per_s(load: ExpectedLoad) -> float:
     by_interval = 1 / load.flush_interval_s
     if load.batches_per_s is not None:
         batches_per_s = load.batches_per_s / load.brokers
-        if bytes_per_s <= batches_per_s * load.inline_bytes:
-            return 0.0
         by_interval = min(by_interval, batches_per_s)
+    else:
+        batches_per_s = 0.0  # they are large: what each costs beside its bytes is little
+    if bytes_per_s and bytes_per_s + batches_per_s * COMMIT_COST_BYTES <= load.early_bytes_per_s:
+        return max(bytes_per_s / EARLY.early_object_bytes, 1 / EARLY.early_age_s)
     return max(bytes_per_s / load.flush_bytes, by_interval) if bytes_per_s else 0.0
 
 

@@ -37,7 +37,7 @@ SAMPLE_EVERY_S: Final = 10.0
 WINDOW_S: Final = 600.0
 """The rate that is projected to a month is that of the last ten minutes."""
 
-WRITING: Final = frozenset({"flush", "recommit", "read_back"})
+WRITING: Final = frozenset({"flush", "early", "recommit", "read_back"})
 READING: Final = frozenset({"fetch", "read_ahead", "time_search", "repair"})
 _BYTE_PRICES: Final = {"in": "upload", "out": "retrieval"}
 

@@ -313,10 +313,20 @@ def _by_section(given: Mapping[str, Given]) -> dict[str, Any]:
     return sections
 
 
+_EARLY_INSTEAD: Final = (
+    "Write storage.early_bytes_per_second: how much is committed in a second before its object is stored; 0B for all in objects. "
+    "Without it the metadata store says how much."
+)
+REPLACED: Final = {"storage.inline_bytes": _EARLY_INSTEAD, "storage.inline_commits_per_second": _EARLY_INSTEAD}
+"""What to write instead of settings of earlier releases."""
+
+
 def _unknown(one: Given) -> str:
     if one.key in SECTIONS:
         first = next(key for key in SETTINGS if key.startswith(f"{one.key}."))
         return f"{one.named} is a section, not a setting. Its settings go below it, e.g. {first}."
+    if (instead := REPLACED.get(one.key)) is not None:
+        return f"{one.named} is not a setting any more. {instead}"
     meant = nearest(one.key, list(SETTINGS))
     if meant is None:
         return f"{one.named} is not a setting. `forebay config init` shows them all."

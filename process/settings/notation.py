@@ -104,6 +104,15 @@ def size(*, minimum: str, maximum: str) -> Notation:
     return Notation("size", lambda value: _within(parse_size(value), lowest, highest, bounds), show_size)
 
 
+def size_or_none(*, minimum: str, maximum: str) -> Notation:
+    given = size(minimum=minimum, maximum=maximum)
+    return Notation(
+        given.name,
+        lambda value: None if value in (None, "") else given.parse(value),
+        lambda value: "" if value is None else given.show(value),
+    )
+
+
 def count(*, minimum: int, maximum: int) -> Notation:
     return Notation("number", lambda value: _within(_integer(value), minimum, maximum))
 

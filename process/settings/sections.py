@@ -30,9 +30,10 @@ from process.settings.notation import (
     duration,
     one_of,
     size,
+    size_or_none,
     some_of,
 )
-from storage.limits import KIB, MIB
+from storage.limits import MIB
 
 KAFKA_PORT: Final = 9092
 HTTP_PORT: Final = 8070
@@ -115,17 +116,12 @@ class StorageSettings:
         "the shortest time from the start of one flush to the next, unless one is full or its producers wait",
     ] = timedelta(milliseconds=5)
     flush_bytes: Annotated[int, size(minimum="64KiB", maximum="128MiB"), "a WAL object that holds this much is flushed at once"] = 8 * MIB
-    inline_bytes: Annotated[
-        int,
-        size(minimum="0B", maximum="8KiB"),
-        "what a partition is sent up to this size stays in the metadata store until it is compacted: no object is stored for it, and no "
-        "producer waits for one; and now and then more, up to 8KiB; 0B: all goes into objects",
-    ] = KIB
-    inline_commits_per_second: Annotated[
-        int,
-        count(minimum=1, maximum=1_000_000),
-        "how many such commits a broker begins at once on Oxia; above that they are gathered for flush_interval. SQLite takes any number",
-    ] = 2_000
+    early_bytes_per_second: Annotated[
+        int | None,
+        size_or_none(minimum="0B", maximum="1GiB"),
+        "how much a broker commits in a second before its object is stored, each commit counted as 2KiB more: no producer waits for S3, "
+        "and one object of 8MiB, or a minute, holds it all; without it: 4MiB on Oxia, 32MiB on SQLite; 0B: all waits for its object",
+    ] = None
     max_buffer_bytes: Annotated[
         int, size(minimum="1MiB", maximum="64GiB"), "memory for requests in flight; from three quarters of it on producers are slowed down"
     ] = 256 * MIB
@@ -280,7 +276,9 @@ class CompactorSettings:
         int, size(minimum="1KiB", maximum="256MiB"), "entries of a partition become a segment when they hold this much"
     ] = 64 * MIB
     segment_entries: Annotated[
-        int, count(minimum=1, maximum=20_000), "or when there are this many: each is a piece of an object, and costs a read of its own"
+        int,
+        count(minimum=1, maximum=20_000),
+        "or when there are this many of 8KiB on average, or 16 times as many smaller ones",
     ] = 512
     segment_age: Annotated[timedelta, duration(minimum="0ms", maximum="365d"), "or when the first of them is this old"] = timedelta(hours=1)
     delete_interval: Annotated[

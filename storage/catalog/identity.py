@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -27,8 +28,7 @@ from storage.errors import AlreadyExists, Corrupt, EndsEarly, IncompatibleFormat
 from storage.formats.levels import LEVEL_FIRST, LEVEL_MAX, UNDECODABLE, problem_with, problem_with_announced
 from storage.formats.manifest import Entry, Manifest, decode_chunk, decode_manifest
 from storage.formats.segment import segment_key
-from storage.formats.wal import decode_header, header_bytes, object_key
-from storage.limits import WAL_OBJECT_SLICES_MAX
+from storage.formats.wal import object_key, read_header
 from storage.metadata import keys
 from storage.metadata.keys import CLUSTER, ZONE_SECRET
 from storage.metadata.port import ABSENT, Key, MetadataStore, NotApplied, Put, Record, Unknown
@@ -357,7 +357,8 @@ async def _named(metadata: MetadataStore) -> list[str]:
 async def _named_by(metadata: MetadataStore, partition: PartitionId, manifest: Manifest) -> str | None:
     """An object that a log names, as near to its end as can be seen at once; None if it names none, or none that near.
 
-    An entry that carries its batches names the marker: releases that write such entries put it before anything else.
+    An entry that carries its batches names the marker: releases that write such entries put it before anything else. So does an early one,
+    whose object is stored later, or never.
     """
     entries: Sequence[Entry] = ()
     live_from = max(manifest.compaction_cursor, manifest.log_start)
@@ -370,7 +371,7 @@ async def _named_by(metadata: MetadataStore, partition: PartitionId, manifest: M
     # The objects of entries that end below it may be gone.
     live = [entry for entry in entries if entry.last >= live_from]
     for entry in reversed(live):
-        if not entry.is_inline:
+        if not (entry.is_inline or entry.is_early):
             return object_key(entry.object_id)
     newest = manifest.segment
     if newest is not None and newest.last >= manifest.log_start:
@@ -398,8 +399,8 @@ async def _listed(objects: ObjectStore) -> AsyncIterator[tuple[str, list[Partiti
             return
         count += 1
         try:
-            head = await objects.get_range(stat.key, 0, min(stat.size_bytes, header_bytes(WAL_OBJECT_SLICES_MAX)))
-            slices = decode_header(head, key=stat.key).slices[:SLICES_MAX]
+            header = await read_header(partial(objects.get_range, stat.key), key=stat.key, size_bytes=stat.size_bytes)
+            slices = header.slices[:SLICES_MAX]
         except NotFound:
             continue
         except (Corrupt, IncompatibleFormat):

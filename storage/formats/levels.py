@@ -33,15 +33,16 @@ _OF_LEVEL_2: Final = _OF_LEVEL_1 | {
 }
 _OF_LEVEL_3: Final = _OF_LEVEL_2 | {"manifest, index chunk, producer state": 3}
 _OF_LEVEL_4: Final = _OF_LEVEL_3 | {"broker": 2}
-FORMATS: Final[Mapping[int, Mapping[str, int]]] = {1: _OF_LEVEL_1, 2: _OF_LEVEL_2, 3: _OF_LEVEL_3, 4: _OF_LEVEL_4}
+_OF_LEVEL_5: Final = _OF_LEVEL_4 | {"WAL object": 2, "manifest, index chunk, producer state": 4, "early page": 1}
+FORMATS: Final[Mapping[int, Mapping[str, int]]] = {1: _OF_LEVEL_1, 2: _OF_LEVEL_2, 3: _OF_LEVEL_3, 4: _OF_LEVEL_4, 5: _OF_LEVEL_5}
 """By level, the highest number of each format that is written at it. The SQLite file has its own check: one release opens it at a time."""
 LEVEL_FIRST: Final = 1
 LEVEL_OF_SEGMENTS: Final = 2
 """From which on entries are compacted: a release of level 1 finds nothing below a compaction cursor."""
-LEVEL_OF_INLINE: Final = 3
-"""From which on entries may carry their batches: a release of level 2 cannot read the records that have such an entry."""
 LEVEL_OF_ROLES: Final = 4
 """From which on a broker may have fewer than all roles: a release of level 3 would name it for what it does not do."""
+LEVEL_OF_EARLY: Final = 5
+"""From which on entries may name an object that is stored later: a release of level 4 cannot read the records that have such an entry."""
 LEVEL_MAX: Final = max(FORMATS)
 """The highest level that this release reads and writes."""
 LOGGED_MAX: Final = 100

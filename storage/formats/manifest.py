@@ -1,19 +1,21 @@
 """The manifest of a partition and what travels beside it: THE record that decides (I7). Format 1; 2 while a merge is under way; 3
-with inline entries.
+with inline entries; 4 with early ones.
 
 JSON, so that an operator can read it; the small structs inside are arrays, so that it stays under 2 KiB:
 
     {"fmt":1, "log_state":"OPEN", "fence_epoch":0,
      "sequence_counter":120, "log_start":0, "compaction_cursor":0, "segment":null,
-     "pending":[[base, last, "object id", [[position, length], …] | "base64", max_timestamp, running_max_timestamp], …],
+     "pending":[[base, last, "object id", batches, max_timestamp, running_max_timestamp], …],
+         batches: [[position, length], …] | "base64" | {"start":position, "spans":[[position, length], …]}
      "writers":{"<broker_epoch>":[commit_seq, attempt]},
      "producers":{"<pid>":[epoch, [[first_seq, last_seq, base_offset, at_ms], …], txn_first_offset|null]},
      "pages":[["name", first_pid, last_pid, newest_ms], …],
      "revoked_floor":"", "bytes_total":…, "last_append_ms":…, "max_timestamp":…, "max_timestamp_offset":…}
 
-Format 2 is that and "rewritten":[…], a segment. Format 3 is either, with an entry that carries its batches; an index chunk that has one is
-of format 3, too. Without these a record is of format 1, byte for byte, so that a merge is all that a release before level 2 cannot read,
-and an inline entry all that one before level 3 cannot.
+Format 2 is that and "rewritten":[…], a segment. Format 3 is either, with an entry that carries its batches. Format 4 is any of them, with
+an entry whose object is stored later. An index chunk that has such an entry is of format 3 or 4, too. Without these a record is of
+format 1, byte for byte, so that a merge is all that a release before level 2 cannot read, an inline entry all that one before level 3
+cannot, and an early entry all that one before level 5 cannot.
 
 A compaction under way lies beside it, at meta/compaction (`CompactionAttempt`). `object_of` names what holds the batches of an entry.
 """
@@ -29,6 +31,7 @@ from storage.errors import Corrupt
 from storage.formats.levels import UNDECODABLE, newer, undecodable
 from storage.formats.segment import segment_key
 from storage.formats.wal import object_key
+from storage.limits import EARLY_SLICE_BYTES_MAX
 from storage.vocabulary import ObjectId, PartitionId
 
 Spans = tuple[tuple[int, int], ...]
@@ -38,11 +41,14 @@ FMT: Final = 1
 FMT_REWRITTEN: Final = 2
 """A manifest that names a merge has this number, unless it has an inline entry."""
 FMT_INLINE: Final = 3
-"""A record with an inline entry has this number."""
+"""A record with an inline entry has this number, unless it has an early one."""
+FMT_EARLY: Final = 4
+"""A record with an early entry has this number."""
 NO_TIMESTAMP: Final = -1
 MANIFEST_BYTES: Final = 600
 ENTRY_BYTES: Final = 310
 SPAN_BYTES: Final = 125
+EARLY_BYTES: Final = 64
 WRITER_BYTES: Final = 120
 PRODUCER_BYTES: Final = 150
 PRODUCER_BATCH_BYTES: Final = 175
@@ -62,37 +68,61 @@ class LogState(Enum):
     DELETED = "DELETED"
 
 
+class Early(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """The spans of batches in an object that its broker stores later (docs/internals/design/commit.md#early-slices).
+
+    Until then the early page that `start` names has the bytes, or several do: the next ones begin EARLY_PAGE_BYTES_MAX apart.
+    """
+
+    start: int
+    spans: Spans
+
+
 class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
     """Offsets base..last (inclusive) → their batches: the spans of one object that hold them, in order, or the bytes themselves.
 
     Usually one span; more where batches between them were refused or had been appended before. An inline entry has the bytes; there is no
-    object of its `object_id`, which says when the entry was written.
+    object of its `object_id`, which says when the entry was written. The object of an early entry is stored after the entry was committed.
     `running_max_timestamp` is the greatest of this and all earlier entries: monotone, so time can be searched for.
     """
 
     base: int
     last: int
     object_id: ObjectId
-    batches: Spans | bytes
+    batches: Spans | bytes | Early
     max_timestamp: int
     running_max_timestamp: int
 
     @property
+    def spans(self) -> Spans:
+        """Where its batches lie in its object; empty if it is inline."""
+        batches = self.batches
+        if isinstance(batches, tuple):
+            return batches
+        return () if isinstance(batches, bytes) else batches.spans
+
+    @property
     def extent(self) -> tuple[int, int]:
         """Where its batches begin and end in its object, if it is not inline."""
-        assert not isinstance(self.batches, bytes), f"inline: {self.base}..{self.last}"
-        return self.batches[0][0], sum(self.batches[-1])
+        spans = self.spans
+        assert spans, f"inline: {self.base}..{self.last}"
+        return spans[0][0], sum(spans[-1])
 
     @property
     def is_inline(self) -> bool:
         return isinstance(self.batches, bytes)
 
     @property
+    def is_early(self) -> bool:
+        """Its object may not be stored yet: early pages have its batches then."""
+        return isinstance(self.batches, Early)
+
+    @property
     def size_bytes(self) -> int:
         """All batches together."""
         if isinstance(self.batches, bytes):
             return len(self.batches)
-        return sum([length for _, length in self.batches])
+        return sum([length for _, length in self.spans])
 
 
 class SegmentEntry(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -213,16 +243,18 @@ def with_rewritten(manifest: Manifest, merged: SegmentEntry | None) -> Manifest:
 def encode(value: Manifest | IndexChunk | SegmentFact | ProducerPage) -> bytes:
     """Under the lowest number of a format that has all of it."""
     if isinstance(value, Manifest):
-        fmt = FMT_INLINE if has_inline(value.pending) else FMT if value.rewriting is msgspec.UNSET else FMT_REWRITTEN
+        fmt = _fmt_of(value.pending, FMT if value.rewriting is msgspec.UNSET else FMT_REWRITTEN)
     elif isinstance(value, IndexChunk):
-        fmt = FMT_INLINE if has_inline(value.entries) else FMT
+        fmt = _fmt_of(value.entries, FMT)
     else:
         return _encoder.encode(value)
     return _encoder.encode(value if value.fmt == fmt else msgspec.structs.replace(value, fmt=fmt))
 
 
-def has_inline(entries: Sequence[Entry]) -> bool:
-    return bytes in [type(entry.batches) for entry in entries]
+def _fmt_of(entries: Sequence[Entry], otherwise: int) -> int:
+    """The format of a record with these entries, which has the number `otherwise` if each has spans alone."""
+    kinds = {type(entry.batches) for entry in entries}
+    return FMT_EARLY if Early in kinds else FMT_INLINE if bytes in kinds else otherwise
 
 
 def inline_bytes(entries: Sequence[Entry]) -> int:
@@ -232,13 +264,13 @@ def inline_bytes(entries: Sequence[Entry]) -> int:
 
 def decode_manifest(data: bytes, *, path: str) -> Manifest:
     """Raise `IncompatibleFormat` for a newer format and `Corrupt` for anything that is no manifest."""
-    manifest = _decode(_manifest_decoder, data, path, known=FMT_INLINE)
+    manifest = _decode(_manifest_decoder, data, path, known=FMT_EARLY)
     if not 0 <= manifest.log_start <= manifest.sequence_counter or not 0 <= manifest.compaction_cursor <= manifest.sequence_counter:
         raise Corrupt(
             f"manifest contradicts itself: key={path!r} log_start={manifest.log_start} "
             f"cursor={manifest.compaction_cursor} sequence_counter={manifest.sequence_counter}"
         )
-    if manifest.fmt != FMT or manifest.rewriting is not msgspec.UNSET or has_inline(manifest.pending):
+    if manifest.fmt != FMT or manifest.rewriting is not msgspec.UNSET or _fmt_of(manifest.pending, FMT) != FMT:
         _check_format(manifest, path)
     if manifest.revoked_floor:
         try:
@@ -249,10 +281,12 @@ def decode_manifest(data: bytes, *, path: str) -> Manifest:
 
 
 def decode_chunk(data: bytes, *, path: str) -> IndexChunk:
-    chunk = _decode(_chunk_decoder, data, path, known=FMT_INLINE)
+    chunk = _decode(_chunk_decoder, data, path, known=FMT_EARLY)
     if not chunk.entries:
         raise Corrupt(f"empty index chunk: key={path!r}")
-    if chunk.fmt != (FMT_INLINE if has_inline(chunk.entries) else FMT):
+    if chunk.fmt != FMT:
+        _check_early(chunk.entries, path)
+    if chunk.fmt != _fmt_of(chunk.entries, FMT):
         raise Corrupt(f"an index chunk and its format contradict: key={path!r} fmt={chunk.fmt}")
     return chunk
 
@@ -268,7 +302,8 @@ def decode_page(data: bytes, *, path: str) -> dict[int, ProducerState]:
 def entries_bytes(entries: Sequence[Entry]) -> int:
     size_bytes = ENTRY_BYTES * len(entries)
     for entry in entries:
-        size_bytes += len(entry.batches) if isinstance(entry.batches, bytes) else SPAN_BYTES * len(entry.batches)
+        size_bytes += len(entry.batches) if isinstance(entry.batches, bytes) else SPAN_BYTES * len(entry.spans)
+        size_bytes += EARLY_BYTES * entry.is_early
     return size_bytes
 
 
@@ -333,12 +368,22 @@ def object_of(source: EntrySource, partition: PartitionId) -> str:
     return f"{INLINE_PREFIX}{source.object_id}" if source.is_inline else object_key(source.object_id)
 
 
+def _check_early(entries: Sequence[Entry], path: str) -> None:
+    """An entry says how many pages are asked for: raise `Corrupt` for one that no broker can have written."""
+    for entry in entries:
+        early = entry.batches
+        if isinstance(early, Early) and not (
+            early.spans and 0 <= early.start <= early.spans[0][0] and sum(early.spans[-1]) - early.start <= EARLY_SLICE_BYTES_MAX
+        ):
+            raise Corrupt(f"an early entry names no slice: key={path!r} entry={entry.base}..{entry.last} batches={early}")
+
+
 def _check_format(manifest: Manifest, path: str) -> None:
-    merged, newest, is_inline = manifest.rewritten, manifest.segment, has_inline(manifest.pending)
-    if manifest.fmt != (FMT_INLINE if is_inline else FMT_REWRITTEN if merged is not None else FMT):
-        raise Corrupt(
-            f"a manifest and its format contradict: key={path!r} fmt={manifest.fmt} rewritten={merged} has_inline_entries={is_inline}"
-        )
+    merged, newest = manifest.rewritten, manifest.segment
+    expected = _fmt_of(manifest.pending, FMT if merged is None else FMT_REWRITTEN)
+    _check_early(manifest.pending, path)
+    if manifest.fmt != expected:
+        raise Corrupt(f"a manifest and its format contradict: key={path!r} fmt={manifest.fmt} expected={expected} rewritten={merged}")
     if merged is not None and (newest is None or not 0 <= merged.base <= merged.last < newest.base):
         raise Corrupt(f"a merge is not below the newest segment: key={path!r} rewritten={merged} segment={newest}")
 

@@ -78,10 +78,8 @@ class Batch:
     max_timestamp: int
     size_bytes: int
     position: int = field(default=-1)
-    """Where it lies in its WAL object, once sealed."""
+    """Where it lies in its WAL object, once that is known."""
     is_settled: bool = False
-    inline_data: bytes = b""
-    """Its bytes, in a commit that carries them: each attempt does, also when the batch has been answered."""
 
     @property
     def has_sequence(self) -> bool:

@@ -45,6 +45,8 @@ from storage.log.decide import (
     decide,
     one_more,
 )
+from storage.log.early_objects import EarlyObjects
+from storage.log.flush import GATHERS_FORGOTTEN_S, GATHERS_S, GATHERS_S_MAX
 from storage.log.fresh_reads import ManifestReads
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.page_store import PageStore
@@ -163,13 +165,14 @@ def carry_over(commit: Commit, count: int) -> None:
         commit.deadline_s,
         commit.in_flight,
         size_bytes,
-        is_inline=commit.is_inline,
+        is_early=commit.is_early,
         is_uploaded=True,
         committing=commit.committing,
     )
     if commit.committing is not None:
         commit.committing.note_split()
     commit.batches = commit.batches[:count]
+    commit.place = None  # what is left of it has another place: at the old one all of it lies
     commit.log.commit_queue.commits.insert(1, rest)
     commit.in_flight.split(commit, rest)
 
@@ -200,21 +203,27 @@ def note_conflict(commit: Commit) -> None:
         queue.conflict_share = queue.conflict_share * CONFLICT_MEMORY + (1 - CONFLICT_MEMORY)
 
 
-def note_larger(queue: CommitQueue, now_s: float) -> None:
-    """A commit has become larger than those that carry batches at any time."""
-    queue.larger_s = now_s
-
-
 def note_full(queue: CommitQueue, now_s: float) -> None:
     """A commit came to nothing because the manifest would have been too large."""
     queue.full_s = now_s
 
 
+def note_over_budget(queue: CommitQueue, now_s: float) -> None:
+    """The budget has no turn for a slice: its partition gathers for a while, longer each time in a row."""
+    is_in_a_row = now_s - queue.gathers_until_s < GATHERS_FORGOTTEN_S
+    queue.gathers_s = min(GATHERS_S_MAX, 2 * queue.gathers_s) if is_in_a_row else GATHERS_S
+    queue.gathers_until_s = now_s + queue.gathers_s
+
+
+def needs_place(commit: Commit, manifest: Manifest) -> bool:
+    """Whether an early commit has no place yet, or one that the collector has revoked."""
+    return commit.is_early and (commit.place is None or commit.place.object_id <= manifest.revoked_floor)
+
+
 def join(commit: Commit, batch: Batch) -> None:
-    """Add a batch to an inline commit that has not begun."""
-    assert commit.is_inline, f"its batches lie in an object: {commit.log.partition}"
+    """Add a batch to an early commit that has not begun."""
+    assert commit.is_early, f"its batches lie in an object: {commit.log.partition}"
     assert not commit.has_begun, f"begun: {commit.log.partition}"
-    batch.inline_data = bytes(batch.view)
     commit.batches.append(batch)
     commit.in_flight.grow(commit, batch.size_bytes)
 
@@ -240,7 +249,7 @@ def _end(commit: Commit) -> Commit | None:
     waiting = commit.log.commit_queue.commits
     commit.in_flight.remove(commit)
     commit.batches = []
-    commit.pages, commit.unknown, commit.committing = NO_PAGES, None, None
+    commit.pages, commit.unknown, commit.committing, commit.place = NO_PAGES, None, None, None
     if waiting and take(waiting[0]):
         return waiting[0]
     return None
@@ -307,6 +316,7 @@ class Committer:
         metadata: MetadataStore,
         manifest_reads: ManifestReads,
         tail: TailCache,
+        early_objects: EarlyObjects,
         epoch: BrokerEpoch,
         upload_again: Callable[[Commit, str], Awaitable[None]],
         clock: Clock,
@@ -322,6 +332,7 @@ class Committer:
         self._metadata = metadata
         self._manifest_reads = manifest_reads
         self._tail = tail
+        self._early_objects = early_objects
         self._epoch = epoch
         self._upload_again = upload_again
         self._clock = clock
@@ -520,11 +531,15 @@ class Committer:
         version, producers = log.seen.version, log.producers
         if manifest.pages and self._pages.missing(commit):
             return CommitStep.READ
-        if manifest.revoked_floor and not commit.is_inline and commit.object_id <= manifest.revoked_floor:
+        if manifest.revoked_floor and not commit.is_early and commit.object_id <= manifest.revoked_floor:
             return CommitStep.UPLOAD_AGAIN
         if len(commit.batches) > 1 and (count := fitting(manifest, commit.batches, self._limits)) < len(commit.batches):
             carry_over(commit, count)  # not of one that may have been applied: the version is the one at which it fitted
         commit.begin(self._epoch)
+        if needs_place(commit, manifest):
+            # An attempt that may yet land was at this version, so under this floor: only one that has none takes another place.
+            assert commit.unknown is None, f"a place for what may have been applied: {log.partition}"
+            self._take_place(commit, manifest)
         dead = self._dead_writers.of(manifest)
         waiting = producers.waiting
         permitted_starts = (
@@ -534,7 +549,7 @@ class Committer:
             manifest,
             commit.batches,
             object_id=commit.object_id,
-            is_inline=commit.is_inline,
+            early_start=None if commit.place is None else commit.place.start,
             writer=Writer(commit.epoch, commit.commit_seq, commit.attempt),
             now_ms=self._clock.now_ms(),
             limits=self._limits,
@@ -563,9 +578,14 @@ class Committer:
         if len(value) > self._limits.manifest_bytes_max:
             return self._make_smaller(commit, len(value), self._limits.manifest_bytes_max)
         cas = Put(log.keys.manifest, value, version)
-        if decision.chunk is None and not decision.pages and not producers.page_garbage:
+        place = commit.place
+        if place is not None and self._early_objects.is_stored(place.object_id):
+            place = None  # and its pages go
+        if decision.chunk is None and not decision.pages and not producers.page_garbage and place is None:
             return Send(commit, Purpose.COMMIT, decision, (cas,), 0, version, _size_bytes(cas))
         ops: list[WriteOp] = [Put(log.keys.producer_page(new.name), encode(new.page), ABSENT) for new in decision.pages]
+        if place is not None:
+            ops += place.puts(log.keys.partition_key)
         if decision.chunk is not None:
             ops.append(put_chunk(log.keys, decision.chunk))
         ops.append(cas)
@@ -573,11 +593,19 @@ class Committer:
         if producers.page_garbage:
             ops += [Delete(log.keys.producer_page(name)) for name in producers.page_garbage]
         send = Send(commit, Purpose.COMMIT, decision, tuple(ops), manifest_at, version, sum(map(_size_bytes, ops)))
-        if decision.pages and send.size_bytes > self._limits.write_request_bytes_max:
+        if (decision.pages or place is not None) and send.size_bytes > self._limits.write_request_bytes_max:
             return self._make_smaller(commit, send.size_bytes, self._limits.write_request_bytes_max)
         if producers.page_garbage:
             producers.forget_page_garbage()
         return send
+
+    def _take_place(self, commit: Commit, manifest: Manifest) -> None:
+        data = b"".join([batch.view for batch in commit.batches])
+        commit.place = self._early_objects.take(commit.log, data, floor=manifest.revoked_floor)
+        commit.object_id, position = commit.place.object_id, commit.place.start
+        for batch in commit.batches:
+            batch.position = position
+            position += batch.size_bytes
 
     def _make_smaller(self, commit: Commit, size_bytes: int, bytes_max: int) -> CommitStep:
         """The manifest, or the request, would be too large: drain the ring of pending entries, else take fewer batches."""

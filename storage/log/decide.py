@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from storage.formats.manifest import Entry, IndexChunk, LogState, Manifest, ProducerBatch, ProducerState, WriterEntry, inline_bytes
+from storage.formats.manifest import Early, Entry, IndexChunk, LogState, Manifest, ProducerBatch, ProducerState, WriterEntry
 from storage.limits import PRODUCER_BATCHES_KEPT, SEQUENCE_MAX
 from storage.log.limits import LogLimits
 from storage.log.producer_pages import NO_PAGES, NewPage, Pages, find, has_no_room, has_room, is_expired, make_room, page_name
@@ -61,8 +61,6 @@ class CandidateBatch(Protocol):
     def position(self) -> int: ...
     @property
     def size_bytes(self) -> int: ...
-    @property
-    def inline_data(self) -> bytes: ...
 
 
 class Outcome(Enum):
@@ -115,7 +113,7 @@ def decide(
     claims: Sequence[CandidateBatch],
     *,
     object_id: ObjectId,
-    is_inline: bool = False,
+    early_start: int | None = None,
     writer: Writer,
     now_ms: int,
     limits: LogLimits,
@@ -129,7 +127,7 @@ def decide(
 ) -> Decision:
     """Decide the batches of one slice, in order.
 
-    `is_inline`: the entry has the bytes that the batches carry; else it has their spans of the object.
+    `early_start`: where their slice begins in an object that is stored later; None: it is stored.
     `pages`: the contents of the pages that `producer_pages.pages_needed` names; `claims` are no more than `producer_pages.fitting` says.
     `version`: the one that the CAS expects; new pages are named after it and `writer`, as no other attempt names its own.
     `lost`: the lowest sequence by producer that was answered with an error here. A producer that nobody knows may not begin behind it: it
@@ -147,7 +145,6 @@ def decide(
     expired_before_ms = now_ms - expiration_ms
     verdicts: list[Verdict] = []
     spans: list[tuple[int, int]] = []
-    inlined: list[bytes] = []
     span_end = -1
     appended_bytes = 0
     has_unknown = False
@@ -174,10 +171,7 @@ def decide(
             producers[producer_id] = _after(known, claim, next_offset, now_ms)
         verdicts.append(Verdict(Outcome.APPENDED, next_offset))
         size_bytes = claim.size_bytes
-        if is_inline:
-            assert len(claim.inline_data) == size_bytes, "the bytes of an inline batch stay until its commit has ended"
-            inlined.append(claim.inline_data)
-        elif claim.position != span_end:
+        if claim.position != span_end:
             spans.append((claim.position, size_bytes))
         else:
             start, length = spans[-1]
@@ -213,11 +207,9 @@ def decide(
         else manifest.writers.copy()
     )
     writers[writer.epoch] = WriterEntry(writer.commit_seq, writer.attempt)
-    batches = b"".join(inlined) if is_inline else tuple(spans)
+    batches = tuple(spans) if early_start is None else Early(early_start, tuple(spans))
     entry = Entry(base, next_offset - 1, object_id, batches, max_timestamp, log_max_timestamp)
-    is_full = len(manifest.pending) >= limits.pending_entries_max or (
-        is_inline and inline_bytes(manifest.pending) + appended_bytes > limits.inline_pending_bytes_max
-    )
+    is_full = len(manifest.pending) >= limits.pending_entries_max
     chunk = drained(manifest) if manifest.pending and (is_full or must_drain) else None
     return Decision(
         tuple(verdicts),

@@ -1,17 +1,17 @@
-"""The rules of when a flush is due, and which batches may travel in their commit instead, pure (docs/internals/design/commit.md).
+"""The rules of when a flush is due, and which batches go early instead, pure (docs/internals/design/commit.md).
 
-`Appender` (writer.py) applies them, and beside them what it alone knows: the budget, the backlog, the format level, commits under way.
+`Appender` (writer.py) applies them, and beside them what it alone knows: early objects that wait, the format level, commits under way.
 
-An open flush is due on bytes, partitions, quiet or time; time is a leading-edge limit (#the-parts). A commit writes the manifest
-anyway: a small slice costs it a few bytes more, and its producer no PUT and no wait for the flush (#inline-entries). A budget of commits
-bounds what that costs the metadata store. A batch stays behind what was gathered of its partition before: it never overtakes.
+An open flush is due on bytes, partitions, quiet or time; time is a leading-edge limit (#the-parts). What goes early waits for no object:
+its commit gives it a place in one that is stored later (#early-slices). A budget of bytes bounds what that costs the metadata store, and a
+load that is beyond it is better off with objects. A batch stays behind what was gathered of its partition before: it never overtakes.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from storage.limits import FLUSH_PARTITIONS_MAX, INLINE_BYTES_MAX, INLINE_UNCOMPACTED_BYTES_MAX, MIB
+from storage.limits import EARLY_SLICE_BYTES_MAX, FLUSH_PARTITIONS_MAX, KIB, MIB
 from storage.log.batch import Batch
 from storage.log.limits import LogLimits
 
@@ -45,6 +45,15 @@ ACK_BURST_PACED_PARTS: Final = 2
 """A paced ack burst may be half of what is worth a PUT otherwise: its producers wait as those of the large one before it did."""
 BURST_S: Final = 0.25
 """How much unused budget is kept, to be spent at once."""
+KEPT_FOR_SMALL: Final = 1 / 4
+"""The part of what is kept that only small slices may take."""
+SMALL_BYTES: Final = 16 * KIB
+COMMIT_COST_BYTES: Final = 2 * KIB
+"""What a commit costs the metadata store beside its bytes: it writes the manifest again."""
+GATHERS_S: Final = 0.5
+"""How long a partition gathers that the budget had no room for; twice as long each time in a row, up to GATHERS_S_MAX."""
+GATHERS_S_MAX: Final = 8.0
+GATHERS_FORGOTTEN_S: Final = 10.0
 CONFLICTS_MAX: Final = 0.5
 """The share of conflicts, among the last commits of a partition, above which its batches are gathered."""
 FULL_S: Final = 10.0
@@ -153,24 +162,31 @@ class OpenFlush(Generic[L]):
 
 
 @dataclass(frozen=True, slots=True)
-class InlineSettings:
-    """A slice of at most `bytes_max` travels in its commit; 0: none does. At most `commits_per_s` commits of a broker begin without having
-    gathered; None: any number. None begins while `uncompacted_bytes_max` are not compacted.
+class EarlySettings:
+    """Bytes of early slices that a broker commits in a second, each commit counted as COMMIT_COST_BYTES more; 0: none. One whose turn comes
+    within `wait_max_s` waits for it.
     """
 
-    bytes_max: int
-    commits_per_s: float | None = None
-    uncompacted_bytes_max: int = INLINE_UNCOMPACTED_BYTES_MAX
+    bytes_per_s: float
+    wait_max_s: float = 0.1
 
     def __post_init__(self) -> None:
-        assert 0 <= self.bytes_max <= INLINE_BYTES_MAX, f"inline slices are too large: {self.bytes_max}"
+        assert self.bytes_per_s >= 0, f"a negative budget: {self.bytes_per_s}"
 
 
-NO_INLINE: Final = InlineSettings(bytes_max=0)
+NO_EARLY: Final = EarlySettings(bytes_per_s=0)
+ON_OXIA: Final = EarlySettings(bytes_per_s=4 * MIB, wait_max_s=0.1)
+ON_SQLITE: Final = EarlySettings(bytes_per_s=32 * MIB, wait_max_s=0.02)
 
 
-class NotInlined(StrEnum):
-    """Why a batch is gathered instead."""
+def early_settings(bytes_per_s: int | None, *, is_shared: bool) -> EarlySettings:
+    """The budget that `storage.early_bytes_per_second` says; None: what suits the metadata store, which several machines may share."""
+    usual = ON_OXIA if is_shared else ON_SQLITE
+    return usual if bytes_per_s is None else replace(usual, bytes_per_s=bytes_per_s)
+
+
+class Gathered(StrEnum):
+    """Why a batch is gathered for a flush instead of going early."""
 
     OFF = "off"
     """The format level in force does not allow it yet, or the broker stops."""
@@ -178,76 +194,67 @@ class NotInlined(StrEnum):
     QUEUED = "queued"
     """Others of its partition are gathered already."""
     FULL = "full"
-    """The next commit of its partition has as much as it may carry, or the manifest had no room."""
+    """The next commit of its partition has as much as it may have, or the manifest had no room."""
     CONFLICTS = "conflicts"
     """Another broker commits to the partition at the same time."""
     BUDGET = "budget"
-    UNCOMPACTED = "uncompacted"
-    """Too much of what commits carried lies in the metadata store."""
-    MANY = "many"
-    """As many commits that carry batches begin already as may at once."""
+    UNSTORED = "unstored"
+    """Too much of what went early waits for the object store."""
 
 
-class CommitBudget:
-    """A bucket of tokens: `per_s` of them come in a second, and `kept_max` are kept, by default as many as come in BURST_S."""
+class ByteBudget:
+    """Bytes that go early, spread evenly: each slice has its turn behind those before it, and what was not used for BURST_S is kept.
 
-    def __init__(self, per_s: float | None, *, kept_max: float | None = None) -> None:
-        self._per_s = per_s
-        self._kept_max = max(1.0, (per_s or 0.0) * BURST_S) if kept_max is None else kept_max
-        self._kept = self._kept_max
-        self._at_s = 0.0
+    Above a quarter of what is kept all have their turn. Below it those that are not small have none: a bulk load leaves it to small ones.
+    """
 
-    def take(self, now_s: float) -> bool:
-        if self._per_s is None:
-            return True
-        self._kept = min(self._kept_max, self._kept + max(0.0, now_s - self._at_s) * self._per_s)
-        self._at_s = now_s
-        if self._kept < 1.0:
-            return False
-        self._kept -= 1.0
-        return True
+    def __init__(self, settings: EarlySettings) -> None:
+        self._per_s = settings.bytes_per_s
+        self._wait_max_s = settings.wait_max_s
+        self._free_s = float("-inf")
+        """When all that has its turn will have had it."""
+
+    def take(self, size_bytes: int, now_s: float) -> float | None:
+        """The seconds until the turn of `size_bytes` comes; None: more than they may wait."""
+        free_s = max(self._free_s, now_s - BURST_S)
+        behind_s = free_s + size_bytes / self._per_s
+        if size_bytes > SMALL_BYTES and behind_s > now_s - BURST_S * KEPT_FOR_SMALL:
+            return None
+        # What is larger than all that is kept has its turn when that is whole.
+        wait_s = max(0.0, behind_s - now_s)
+        if wait_s > self._wait_max_s and free_s > now_s - BURST_S:
+            return None
+        self._free_s = behind_s
+        return wait_s if free_s > now_s - BURST_S else 0.0
 
 
-def joined(queue: "CommitQueue", batch: Batch, settings: InlineSettings, limits: LogLimits) -> "Commit | None":
+def joined(queue: "CommitQueue", batch: Batch, limits: LogLimits) -> "Commit | None":
     """The commit that the batch would join; None: it would begin one of its own.
 
     It joins the last one of its commit queue while that waits for its turn: one that is open may be reading the record that it will decide
-    on, which would be older than the batch. A small batch begins a commit behind one that has no room for it, as long as the commit queue
-    is short: producers that write at the same moment would wait for a flush for that alone.
+    on, which would be older than the batch. A batch begins a commit behind one that has no room for it, as long as the commit queue is
+    short: producers that write at the same moment would wait for a flush for that alone.
     """
     commits = queue.commits
     if not commits:
         return None
     last = commits[-1]
-    if not last.is_inline or last.is_open or last.is_given_up:
+    if not last.is_early or last.has_begun or last.is_open or last.is_given_up:
         return None
-    bytes_max = settings.bytes_max if last.size_bytes <= settings.bytes_max else limits.larger_commit_bytes_max
-    is_full = last.size_bytes + batch.size_bytes > bytes_max
-    return None if is_full and batch.size_bytes <= settings.bytes_max and len(commits) < limits.queued_commits_max else last
+    is_full = last.size_bytes + batch.size_bytes > EARLY_SLICE_BYTES_MAX
+    return None if is_full and len(commits) < limits.queued_commits_max else last
 
 
-def becomes_larger(batch: Batch, last: "Commit | None", settings: InlineSettings) -> bool:
-    """Whether the batch makes a commit larger than those that carry batches at any time: `last`, or one of its own."""
-    if last is None:
-        return batch.size_bytes > settings.bytes_max
-    return last.size_bytes <= settings.bytes_max < last.size_bytes + batch.size_bytes
-
-
-def why_gathered(
-    queue: "CommitQueue", batch: Batch, last: "Commit | None", settings: InlineSettings, now_s: float, limits: LogLimits
-) -> NotInlined | None:
-    """None if the batch may travel in a commit: in `last`, which it has `joined`, or in one of its own, as far as budgets go."""
-    is_due = not becomes_larger(batch, last, settings) or now_s - queue.larger_s >= limits.larger_commit_every_s
-    size_bytes = batch.size_bytes + (last.size_bytes if last is not None else 0)
-    if size_bytes > max(limits.larger_commit_bytes_max, settings.bytes_max) or not is_due:
-        return NotInlined.LARGE if batch.size_bytes > settings.bytes_max else NotInlined.FULL
+def why_gathered(queue: "CommitQueue", batch: Batch, last: "Commit | None", now_s: float) -> Gathered | None:
+    """None if the batch may go early: in `last`, which it has `joined`, or in a commit of its own, as far as the budget goes."""
+    if batch.size_bytes > EARLY_SLICE_BYTES_MAX:
+        return Gathered.LARGE
+    if last is not None and last.size_bytes + batch.size_bytes > EARLY_SLICE_BYTES_MAX:
+        return Gathered.FULL
     if queue.gathered:
-        return NotInlined.QUEUED
-    if had_no_room(queue, now_s):
-        return NotInlined.FULL
-    return NotInlined.CONFLICTS if last is None and queue.conflict_share > CONFLICTS_MAX else None
-
-
-def had_no_room(queue: "CommitQueue", now_s: float) -> bool:
-    """Whether batches of the partition are better stored as an object."""
-    return now_s - queue.full_s < FULL_S
+        return Gathered.QUEUED
+    if now_s < queue.gathers_until_s:
+        return Gathered.BUDGET
+    if now_s - queue.full_s < FULL_S:
+        return Gathered.FULL
+    return Gathered.CONFLICTS if last is None and queue.conflict_share > CONFLICTS_MAX else None

@@ -167,12 +167,14 @@ class EntryIndex:
         return EntryPlace(key.path, object_key(entry.object_id), start, end - start)
 
     def find_here(self, log: PartitionLog, offset: int) -> EntrySource | None:
-        """The segment, or the inline entry, that covers `offset`, if it is known. Raises what keeps the manifest from being read."""
+        """The segment, or the entry that needs no object, that covers `offset`, if it is known. Raises what keeps the manifest from being
+        read.
+        """
         manifest = readable(log)
         if offset < manifest.compaction_cursor:
             return self._known_segment(log, manifest, offset)
         entry = self._known_entry(log, manifest, offset)
-        return entry if entry is not None and entry.is_inline else None
+        return entry if entry is not None and (entry.is_inline or entry.is_early) else None
 
     def following_here(self, log: PartitionLog, offset: int, *, entries_max: int) -> list[Entry]:
         """The entries that are not compacted from the one that holds `offset` on, as far as they are known: at most `entries_max`."""

@@ -7,7 +7,7 @@ from storage.cache.eviction import HISTORY_SHARE_MAX
 from storage.formats.segment import FOOTER_READ_BYTES
 from storage.limits import (
     BLOCK_BYTES,
-    INLINE_BYTES_MAX,
+    EARLY_SLICE_BYTES_MAX,
     KIB,
     METADATA_VALUE_BYTES_MAX,
     MIB,
@@ -22,8 +22,6 @@ class LogLimits:
 
     # The manifest: decide, commit
     pending_entries_max: int = 16
-    inline_pending_bytes_max: int = 8 * KIB
-    """Batches in the ring of a manifest: one that would have more leaves with the next commit, as a full one does."""
     manifest_bytes_max: int = 28 * KIB
     write_request_bytes_max: int = WRITE_REQUEST_BYTES_MAX
     """Bytes of one write of a commit: no more than every metadata store takes."""
@@ -38,23 +36,8 @@ class LogLimits:
     overdue_check_s: float = 1.0
     quiet_bytes_min: int = 512 * KIB
     """What is gathered when nothing has arrived for QUIET_S is worth a PUT."""
-    inline_commits_at_once_max: int = 32
-    """Commits that carry batches, of those that begin in one turn of the loop, and of those of one flush. For more partitions one object
-    costs less: what a manifest carries is written again by each commit until it leaves."""
-    larger_commit_bytes_max: int = INLINE_BYTES_MAX
-    """What a commit carries now and then, above what commits carry at any time."""
-    larger_commit_every_s: float = 1.0
-    """A commit of a partition may be larger this long after the last that was. So producers that a pause made batch are answered as soon as
-    before it, and go on with small batches. If they waited for a PUT, they would batch as much again meanwhile, and the next batches would
-    wait, too, without end:
-
-        a record every 5 ms … a pause of 0.2 s … a batch of 40 records waits 0.35 s for its object … the next batch has 70 records …
-    """
-    larger_commits_per_s: float = 8.0
-    larger_commits_kept_max: int = 256
-    """How many of a broker's commits are larger in a second, and as many more after a while with none, for a pause of all its partitions.
-    What they carry is compacted in pieces of 64 KiB: a load of such batches would cost more PUTs than its objects.
-    """
+    early_commits_at_once_max: int = 32
+    """Early commits that wait for others which arrive in the next turns of the loop."""
     queued_commits_max: int = 4
     """Commits of a partition up to which another begins for what the last one has no room for. What waits behind them all gathers."""
 
@@ -174,6 +157,33 @@ class LogLimits:
     forgotten_at_once_max: int = 2
     """More than come at a time. What up to 1,024 others want beside their entries is looked at for each of these."""
 
+    # Early objects: early_objects
+    early_object_bytes: int = 8 * MIB
+    """From which on an object gives no further place."""
+    early_age_s: float = 60.0
+    """How long the first slice of an object waits for it to be stored: at most a PUT a minute where little is written."""
+    early_slices_max: int = 65_536
+    early_waiting_bytes_max: int = 64 * MIB
+    """In memory, while the object store does not answer. What comes beyond it is gathered for a flush, and fails as that does."""
+    early_pause_s: float = 0.5
+    """Between two tries to store an object, or to delete its pages; twice as long after each."""
+    early_pause_s_max: float = 10.0
+    early_delete_after_s: float = 0.5
+    """From when an object was stored: requests that are under way by then may yet put pages."""
+    early_pages_per_delete: int = 100
+    early_bytes_per_delete: int = 256 * KIB
+    """What a metadata store deletes at once holds up commits: a millisecond for each 64 KiB."""
+    early_delete_pause_s: float = 0.02
+    early_delete_tries: int = 5
+
+    # Early pages that were read: early_pages
+    early_kept_bytes_max: int = 8 * MIB
+    """Over all partitions."""
+    early_read_bytes_max: int = 1 * MIB
+    """What one read brings of the entries that follow."""
+    early_stored_kept_max: int = 4_096
+    """Objects that are known to be stored."""
+
     # The index: index
     index_read_timeout_s: float = 10.0
     chunks_kept_max: int = 64
@@ -217,7 +227,10 @@ DEFAULT_LIMITS: Final = LogLimits()
 
 assert DEFAULT_LIMITS.manifest_bytes_max > PRODUCERS_HOT_BYTES_MAX
 assert DEFAULT_LIMITS.pending_entries_max * 160 < DEFAULT_LIMITS.manifest_bytes_max, "a full ring of one-span entries fits the manifest"
-assert DEFAULT_LIMITS.inline_pending_bytes_max >= INLINE_BYTES_MAX, "a ring that was drained has room for what a commit carries"
+assert (
+    EARLY_SLICE_BYTES_MAX + 2 * (DEFAULT_LIMITS.manifest_bytes_max + DEFAULT_LIMITS.producer_page_bytes_max)
+    <= DEFAULT_LIMITS.write_request_bytes_max
+), "an early commit of one batch, with what it drains and the page of its producer, fits one request; larger ones are made smaller"
 assert DEFAULT_LIMITS.manifest_bytes_max <= METADATA_VALUE_BYTES_MAX, "a manifest is a legal value"
 assert DEFAULT_LIMITS.producer_page_bytes_max * 4 // 3 <= METADATA_VALUE_BYTES_MAX, "a page is a legal value"
 assert (

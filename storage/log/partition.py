@@ -17,6 +17,7 @@ from storage.errors import StorageError
 from storage.formats.manifest import LogState, Manifest, manifest_bytes
 from storage.log.batch import Batch
 from storage.log.decide import UnknownAttempts
+from storage.log.early_pages import EarlyPlace
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.producer_pages import Pages
 from storage.log.producers import AllWaitingProducers, LostBatches, PermittedStart, ProducerMemory
@@ -342,11 +343,11 @@ class CommitQueue:
 
     `is_busy`: the first of `commits` is open. `committed_epoch` is the last broker epoch under which one of them was applied.
     `gathered` are the batches that wait to be sealed: written by storage/log/writer.py. `conflict_share` of the last commits, the newest
-    counting most, lost their first CAS to another broker. `larger_s`: when one of them was last larger than those that carry batches at
-    any time (storage/log/flush.py). `full_s`: when the manifest last had no room for one of them.
+    counting most, lost their first CAS to another broker. `gathers_until_s`: until when batches are gathered because the budget for early
+    ones had no room, and `gathers_s`, for how long (storage/log/flush.py). `full_s`: when the manifest last had no room for one of them.
     """
 
-    __slots__ = ("commits", "committed_epoch", "conflict_share", "full_s", "gathered", "is_busy", "larger_s")
+    __slots__ = ("commits", "committed_epoch", "conflict_share", "full_s", "gathered", "gathers_s", "gathers_until_s", "is_busy")
 
     def __init__(self) -> None:
         self.commits: list[Commit] = []
@@ -354,7 +355,8 @@ class CommitQueue:
         self.committed_epoch = -1
         self.gathered: list[Batch] = []
         self.conflict_share = 0.0
-        self.larger_s = float("-inf")
+        self.gathers_s = 0.0
+        self.gathers_until_s = float("-inf")
         self.full_s = float("-inf")
 
     @property
@@ -400,7 +402,7 @@ class InFlight:
         return len(self._commits)
 
     def overdue(self, now_s: float) -> Iterator["Commit"]:
-        """The commits past their deadline, except an inline one, which is found once the commits sealed before it have gone."""
+        """The commits past their deadline, except an early one, which is found once the commits sealed before it have gone."""
         for commit in tuple(self._commits):
             if commit.deadline_s > now_s:
                 return
@@ -427,8 +429,9 @@ class Commit:
     in_flight: InFlight
     size_bytes: int = 0
     """What it counts in `in_flight`."""
-    is_inline: bool = False
-    """It carries its batches: there is no object of its `object_id`."""
+    is_early: bool = False
+    """It takes a `place` for its batches when it begins: their object is stored later."""
+    place: EarlyPlace | None = None
     is_uploaded: bool = False
     epoch: int = -1
     commit_seq: int = -1
@@ -571,7 +574,7 @@ class PartitionLog:
         self.seen.advance(manifest, version, asked_s)
         pending = manifest.pending
         # Counting takes longer than the rest of this method, and a small record grows little from one commit to the next.
-        if len(pending) % COUNTED_EVERY == 1 or len(manifest.producers) > FEW or (pending and len(pending[-1].batches) > FEW):
+        if len(pending) % COUNTED_EVERY == 1 or len(manifest.producers) > FEW or (pending and len(pending[-1].spans) > FEW):
             self._count()
         self.readers.wake()
 

@@ -11,13 +11,14 @@ from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Telemetry
 from storage.cache.blocks import BlockCache
-from storage.formats.levels import LEVEL_FIRST, LEVEL_OF_INLINE
+from storage.formats.levels import LEVEL_FIRST, LEVEL_OF_EARLY
 from storage.log.commit import Committer
 from storage.log.decide import PRODUCER_EXPIRATION_MS
-from storage.log.flush import NO_INLINE, FlushSettings, InlineSettings
+from storage.log.early_objects import EarlyObjects
+from storage.log.early_pages import EarlyPages
+from storage.log.flush import NO_EARLY, EarlySettings, FlushSettings
 from storage.log.fresh_reads import Doubt, ManifestReads
 from storage.log.index import EntryIndex
-from storage.log.inline_backlog import InlineBacklog
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.page_store import ProducerReads
 from storage.log.partition import BrokerEpoch, Partitions, TailCache
@@ -27,7 +28,8 @@ from storage.log.tracing import Tracing
 from storage.log.traffic import TopicTraffic
 from storage.log.trim import Trimmer
 from storage.log.unknown_producers import Former, UnknownProducers, no_former
-from storage.log.writer import Appender, Sealer, Uploader
+from storage.log.uploads import Uploader
+from storage.log.writer import Appender, Sealer
 from storage.metadata.port import MetadataStore
 from storage.objects.port import ObjectStore
 from storage.objects.shared_blocks import SharedBlocks
@@ -63,7 +65,7 @@ def open_log(
     chance: random.Random,
     nursery: Nursery,
     telemetry: Telemetry,
-    inline: InlineSettings = NO_INLINE,
+    early: EarlySettings = NO_EARLY,
     level: Callable[[], int] = lambda: LEVEL_FIRST,
     producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     walking: Blocking | None = None,
@@ -80,7 +82,7 @@ def open_log(
     Nothing is read or written yet: a broker's start needs no recovery. What an earlier broker left is either committed, and found in the
     manifest, or garbage that no entry names; `pending` entries are indexed by whoever commits next.
 
-    `level` is the format level in force, `inline` what it allows from LEVEL_OF_INLINE on.
+    `level` is the format level in force, `early` what it allows from LEVEL_OF_EARLY on.
 
     `readers` counts the frames that the tail cache drops while others hold them. `doubt` hears of manifests that were read older than
     they are known to be. `former` tells the deleted topics that had the name of a topic, the one deleted last ahead. `traffic`: where bytes
@@ -89,11 +91,23 @@ def open_log(
     partitions = Partitions(telemetry=telemetry, traffic=traffic, limits=limits)
     manifest_reads = ManifestReads(metadata=metadata, partitions=partitions, nursery=nursery, doubt=doubt, limits=limits)
     uploader = Uploader(objects=objects, clock=clock, chance=chance, limits=limits)
+    early_objects = EarlyObjects(
+        metadata=metadata,
+        uploader=uploader,
+        ids=ids,
+        epoch=epoch,
+        clock=clock,
+        nursery=nursery,
+        telemetry=telemetry,
+        limits=limits,
+    )
+    early_pages = EarlyPages(metadata=metadata, own=early_objects, clock=clock, limits=limits)
     sealer = Sealer(ids=ids, epoch=epoch, uploader=uploader, shared=shared)
     committer = Committer(
         metadata=metadata,
         manifest_reads=manifest_reads,
         tail=TailCache(bytes_max=tail_bytes_max, telemetry=telemetry, readers=readers or Account(), limits=limits),
+        early_objects=early_objects,
         epoch=epoch,
         upload_again=sealer.upload_again,
         clock=clock,
@@ -108,18 +122,12 @@ def open_log(
     )
     appender = Appender(
         settings=flush,
-        inline=inline,
-        may_write_inline=lambda: level() >= LEVEL_OF_INLINE,
+        early=early,
+        may_write_early=lambda: level() >= LEVEL_OF_EARLY,
         committer=committer,
         sealer=sealer,
         uploader=uploader,
-        inline_backlog=InlineBacklog(
-            bytes_max=inline.uncompacted_bytes_max,
-            partitions=partitions,
-            manifest_reads=manifest_reads,
-            nursery=nursery,
-            telemetry=telemetry,
-        ),
+        early_objects=early_objects,
         clock=clock,
         nursery=nursery,
         telemetry=telemetry,
@@ -134,6 +142,7 @@ def open_log(
         blocks=blocks,
         manifest_reads=manifest_reads,
         corrupt_reads=corrupt_reads,
+        early=early_pages,
         clock=clock,
         nursery=nursery,
         telemetry=telemetry,

@@ -23,6 +23,7 @@ from storage.cache.blocks import BlockCache, RangeSource
 from storage.errors import Corrupt, EndsEarly, NotFound, StorageError, Unavailable, without_frames
 from storage.formats.manifest import Entry, EntrySource, SegmentEntry, Spans, object_of
 from storage.formats.wal import object_key
+from storage.log.early_pages import EarlyPages
 from storage.log.fresh_reads import ManifestReads
 from storage.log.index import EntryIndex, check_range
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
@@ -376,6 +377,7 @@ class Reader:
         blocks: BlockCache,
         manifest_reads: ManifestReads,
         corrupt_reads: CorruptReads,
+        early: EarlyPages,
         clock: Clock,
         nursery: Nursery,
         telemetry: Telemetry,
@@ -386,6 +388,7 @@ class Reader:
         self._blocks = blocks
         self._manifest_reads = manifest_reads
         self._corrupt_reads = corrupt_reads
+        self._early = early
         self._places = LruCache[tuple[PartitionId, int], ReadPlace](limits.read_places_kept_max)
         """Where reads ended, by the offset that comes next: a reader that goes on from there skips what comes before it in its entry."""
         self._nursery = nursery
@@ -403,22 +406,18 @@ class Reader:
     def stored_here(
         self, log: PartitionLog, offset: int, *, bytes_max: int, at_least_one: bool, is_in_order: bool
     ) -> BatchRun | Elsewhere | None:
-        """As `stored_within`, of a segment or an inline entry, if all that it takes is in memory, and well. What is damaged is for that to
-        tell.
+        """As `stored_within`, of a segment, or of an entry whose bytes are at hand, if all that it takes is in memory, and well. What is
+        damaged is for that to tell.
         """
         entry = self._index.find_here(log, offset)
         if entry is None:
             return Elsewhere.TO_BE_READ
         if isinstance(entry, Entry):
             try:
-                return read_inline(
-                    log.partition,
-                    entry,
-                    offset,
-                    bytes_max=bytes_max,
-                    at_least_one=at_least_one,
-                    join_below_bytes=self._limits.join_below_bytes,
-                )
+                views = self._at_hand(entry)
+                if views is None:
+                    return Elsewhere.TO_BE_READ
+                return self._run_of(log, entry, views, offset, bytes_max=bytes_max, at_least_one=at_least_one)
             except Corrupt:
                 return Elsewhere.TO_BE_READ
         return self.segments.read_here(
@@ -487,6 +486,8 @@ class Reader:
         self._places.pop((log.partition, offset))
         if isinstance(source, SegmentEntry):
             self.segments.drop(source.object_id)
+        else:
+            self._early.drop(source)
         await self._manifest_reads.refresh([log])
         check_range(log, offset)
         return await self._index.find(log, offset)
@@ -502,31 +503,36 @@ class Reader:
                 run = await self._read_source(log, source, offset, terms)
         except (NotFound, EndsEarly, Corrupt) as second:
             self._corrupt_reads.note(_cause(without_frames(second)))
+            if isinstance(second, NotFound):
+                await self._check_still_named(log, source, offset)
             confirmed = _confirmed(second, log, offset)
             self._corrupt_reads.confirm(log.partition, offset, key=key, cause=_cause(second), what=confirmed)
             raise Corrupt(confirmed) from None
         self._corrupt_reads.recovered(log.partition, offset, key=key, first=first)
         return run
 
+    async def _check_still_named(self, log: PartitionLog, source: EntrySource, offset: int) -> None:
+        """Raise `Unavailable` unless the newest manifest still names the object that is not there.
+
+        Objects go when nothing names them any more, and a deposed leader may not have heard of that (model `F-early-proof`):
+
+            an entry … it is compacted … its object is collected … a deposed leader answers with the entry … no object: damage?
+        """
+        await asyncio.shield(self._manifest_reads.read_barrier(log))
+        self._index.drop(log)
+        check_range(log, offset)
+        if await self._index.find(log, offset) != source:
+            raise Unavailable(f"what was read was replaced meanwhile: partition={log.partition} offset={offset}")
+
     async def _read_source(self, log: PartitionLog, source: EntrySource, offset: int, terms: _Terms) -> BatchRun | Gap | None:
         self._entries_ahead.forget_old()
         if isinstance(source, Entry):
+            if source.is_early:
+                return await self._read_early(log, source, offset, terms)
             if isinstance(source.batches, bytes):
-                return read_inline(
-                    log.partition,
-                    source,
-                    offset,
-                    bytes_max=terms.bytes_max,
-                    at_least_one=terms.at_least_one,
-                    join_below_bytes=self._limits.join_below_bytes,
-                )
-            if not terms.is_in_order:
-                return await self._read(log, source, source.batches, offset, terms)
-            is_here = self._blocks.is_here(object_key(source.object_id), *source.extent)
-            run = await self._read(log, source, source.batches, offset, terms)
-            is_through = run is not None and run.last == source.last and terms.is_awaited()
-            self._look_ahead(log, source, is_through=is_through, has_waited=not is_here)
-            return run
+                views = [memoryview(source.batches)]
+                return self._run_of(log, source, views, offset, bytes_max=terms.bytes_max, at_least_one=terms.at_least_one)
+            return await self._read_object(log, source, offset, terms)
         return await self.segments.read(
             log.partition,
             source,
@@ -537,13 +543,73 @@ class Reader:
             is_awaited=terms.is_awaited,
         )
 
+    async def _read_early(self, log: PartitionLog, entry: Entry, offset: int, terms: _Terms) -> BatchRun | None:
+        """From memory, pages or object, in the order of storage/log/early_pages.py. Raises as `SegmentReader.read` does."""
+        damage: Corrupt | None = None
+        if not self._early.is_object_first(entry):
+            try:
+                views = self._at_hand(entry)
+                if views is None:
+                    following = self._index.following_here(log, entry.last + 1, entries_max=self._limits.said_entries_max)
+                    found = await self._early.fetch(log.keys, entry, following)
+                    views = None if found is None else found.batches_of(entry)
+                if views is not None:
+                    return self._run_of(log, entry, views, offset, bytes_max=terms.bytes_max, at_least_one=terms.at_least_one)
+            except Corrupt as error:
+                self._early.drop(entry)
+                damage = without_frames(error)  # its object has the same bytes, if it is there by now
+        try:
+            run = await self._read_object(log, entry, offset, terms)
+        except NotFound:
+            if damage is not None:
+                raise damage from None
+        else:
+            self._early.note_stored(entry.object_id)
+            return run
+        found = await self._early.fetch_certainly(log.keys, entry, known_version=log.seen.version)
+        if found is None:
+            # Its pages went because it is stored, though it was not when it was asked for.
+            return await self._read_object(log, entry, offset, terms)
+        views = found.batches_of(entry)
+        return self._run_of(log, entry, views, offset, bytes_max=terms.bytes_max, at_least_one=terms.at_least_one)
+
+    def _at_hand(self, entry: Entry) -> list[memoryview] | None:
+        """The batches of an entry that carries them, or of an early one that is in memory. Raises `Corrupt`."""
+        if isinstance(entry.batches, bytes):
+            return [memoryview(entry.batches)]
+        found = self._early.find(entry)
+        return None if found is None else found.batches_of(entry)
+
+    def _run_of(
+        self, log: PartitionLog, entry: Entry, views: list[memoryview], offset: int, *, bytes_max: int, at_least_one: bool
+    ) -> BatchRun | None:
+        """As `stored_within`, of an entry whose batches are `views`, whole. Raises `Corrupt`."""
+        where = _Where(object_of(entry, log.partition), log.partition, entry, 0)
+        found = scan(views, base=entry.base, wanted=offset, bytes_max=bytes_max, where=where)
+        check_passed(views, found, where)
+        if not at_least_one and found.first_bytes > bytes_max:
+            return None
+        if not found.starts:
+            raise Corrupt(f"an entry has fewer records than it says: {where}")
+        return stamp(views, found, where, entry, join_below_bytes=self._limits.join_below_bytes)[0]
+
+    async def _read_object(self, log: PartitionLog, source: Entry, offset: int, terms: _Terms) -> BatchRun | None:
+        if not terms.is_in_order:
+            return await self._read(log, source, source.spans, offset, terms)
+        is_here = self._blocks.is_here(object_key(source.object_id), *source.extent)
+        run = await self._read(log, source, source.spans, offset, terms)
+        is_through = run is not None and run.last == source.last and terms.is_awaited()
+        self._look_ahead(log, source, is_through=is_through, has_waited=not is_here)
+        return run
+
     def _look_ahead(self, log: PartitionLog, source: Entry, *, is_through: bool, has_waited: bool) -> None:
         entries_max = self._limits.said_entries_max
-        following = self._index.following_here(log, source.last + 1, entries_max=entries_max)
+        found = self._index.following_here(log, source.last + 1, entries_max=entries_max)
+        following = [entry for entry in found if not entry.is_early or self._early.is_object_first(entry)]
         if following or (log.partition, source.base) in self._entries_ahead.said:
             self._entries_ahead.follow(log.partition, source, following, is_through=is_through, has_waited=has_waited)
-        end = (following[-1] if following else source).last + 1
-        if len(following) < entries_max and end < log.seen.high_watermark and log not in self._looking_ahead:
+        end = (found[-1] if found else source).last + 1
+        if len(found) < entries_max and end < log.seen.high_watermark and log not in self._looking_ahead:
             self._looking_ahead.add(log)
             self._nursery.spawn(self._look_at_index(log, end), name="index-ahead")
 
@@ -599,22 +665,6 @@ class Reader:
         except Corrupt:
             self._blocks.drop_damaged(key, views)
             raise
-
-
-def read_inline(
-    partition: PartitionId, entry: Entry, offset: int, *, bytes_max: int, at_least_one: bool, join_below_bytes: int
-) -> BatchRun | None:
-    """As `Reader.stored_within`, of an entry that carries its batches. Raises `Corrupt`."""
-    assert isinstance(entry.batches, bytes), f"not inline: {entry.base}..{entry.last}"
-    views = (memoryview(entry.batches),)
-    where = _Where(object_of(entry, partition), partition, entry, 0)
-    found = scan(views, base=entry.base, wanted=offset, bytes_max=bytes_max, where=where)
-    check_passed(views, found, where)
-    if not at_least_one and found.first_bytes > bytes_max:
-        return None
-    if not found.starts:
-        raise Corrupt(f"an entry has fewer records than it says: {where}")
-    return stamp(views, found, where, entry, join_below_bytes=join_below_bytes)[0]
 
 
 def _start(place: ReadPlace | None, entry: Entry, offset: int) -> tuple[int, int, int]:

@@ -69,7 +69,7 @@ class BatchTrace:
 
 
 class Submit(Protocol):
-    def __call__(self, log: PartitionLog, batch: Batch, *, together: int = 1) -> None: ...
+    def __call__(self, log: PartitionLog, batch: Batch) -> None: ...
 
 
 class Tracing:
@@ -97,10 +97,10 @@ class Tracing:
     def sampling(self, submit: Submit) -> Submit:
         """As `submit`, which takes the batches; some are traced."""
 
-        def sampled(log: PartitionLog, batch: Batch, *, together: int = 1) -> None:
+        def sampled(log: PartitionLog, batch: Batch) -> None:
             if self._chance.random() < self._ratio:
                 self._trace(log, batch)
-            submit(log, batch, together=together)
+            submit(log, batch)
 
         return sampled
 

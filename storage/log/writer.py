@@ -1,9 +1,7 @@
 """The appender: gather batches of all connections, seal them into WAL objects, upload, hand over to the committer.
 
     submit → open flush → (due) seal: object id, header, one Commit per partition into its commit queue → upload → Committer.run
-           ↘ small, and nothing gathered before it: a Commit that carries it → Committer.run (storage/log/flush.py)
-
-A flush that time alone made due, and whose slices are all small, is carried by its commits, too: it stores no object.
+           ↘ not large, and nothing gathered before it: early, in a Commit of its own → Committer.run (storage/log/flush.py)
 
 Uploads of later flushes run while earlier ones commit; a commit queue keeps the order of its partition. Admission bounds the bytes in
 flight (broker/admission.py). `UploadPlaces` bounds the number of uploads. While all of them are busy, a flush that is due by time alone
@@ -12,10 +10,8 @@ up what it was sent, and no more.
 """
 
 import asyncio
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final
 
 from prometheus_client import Counter, Histogram
@@ -24,48 +20,44 @@ from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.supervision import Nursery
 from runtime.telemetry import Children, Metric, Telemetry
-from storage.errors import AlreadyExists, NotFound, OutcomeUnknown, StorageError, Unavailable
+from storage.errors import StorageError, Unavailable
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.log.batch import Batch
-from storage.log.commit import Committer, after_lost, enter, join, note_larger
+from storage.log.commit import Committer, after_lost, enter, join, note_over_budget
+from storage.log.early_objects import EarlyObjects
 from storage.log.flush import (
-    CommitBudget,
+    COMMIT_COST_BYTES,
+    ByteBudget,
+    EarlySettings,
     FlushSettings,
-    InlineSettings,
+    Gathered,
     LastFlush,
-    NotInlined,
     OpenFlush,
     Trigger,
-    becomes_larger,
-    had_no_room,
     joined,
     why_gathered,
 )
-from storage.log.inline_backlog import InlineBacklog
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import BrokerEpoch, Commit, InFlight, PartitionLog
 from storage.log.tracing import Tracing
-from storage.objects.port import ObjectStore
+from storage.log.uploads import Uploader, UploadPlace, UploadPlaces
 from storage.objects.requests import CAUSE
 from storage.objects.shared_blocks import SharedBlocks
 from storage.vocabulary import Buffer, ObjectId
 
-UPLOADS_MAX: Final = 4
 FLUSH_INTERVAL: Final = Metric(
     "forebay_flush_interval_seconds", "Shortest time between the starts of two flushes: storage.flush_interval", aggregation="max"
 )
 FLUSH_LIMIT: Final = Metric("forebay_flush_limit_bytes", "Bytes that make a flush due at once: storage.flush_bytes", aggregation="max")
-INLINE_LIMIT: Final = Metric(
-    "forebay_inline_limit_bytes", "Bytes of a partition up to which no object is stored for them: storage.inline_bytes", aggregation="max"
+EARLY_LIMIT: Final = Metric(
+    "forebay_early_limit_bytes",
+    "Bytes that may be committed in a second before their object is stored: storage.early_bytes_per_second",
+    aggregation="max",
 )
 FLUSHES: Final = Metric("forebay_flush_objects_total", "WAL objects sealed, by what made them due", ("trigger",))
-INLINE_COMMITS: Final = Metric("forebay_inline_commits_total", "Commits that carry their batches: no object was stored for them")
-INLINE_BYTES: Final = Metric("forebay_inline_bytes_total", "Bytes of batches that their commits carry")
-NOT_INLINED: Final = Metric(
-    "forebay_not_inlined_batches_total",
-    "Batches that do not travel in a commit of their own, by the reason",
-    ("reason",),
-    former_name="forebay_gathered_batches_total",
+EARLY_COMMITS: Final = Metric("forebay_early_commits_total", "Commits that did not wait for their object to be stored")
+GATHERED: Final = Metric(
+    "forebay_gathered_batches_total", "Batches that wait for an object to be stored before they are committed, by the reason", ("reason",)
 )
 FLUSH_BYTES: Final = Metric("forebay_flush_object_bytes_total", "Bytes of sealed WAL objects")
 FLUSH_SECONDS: Final = Metric("forebay_flush_duration_seconds", "Stages of a flush", ("stage",))
@@ -79,130 +71,6 @@ TURNS_MAX: Final = 3
 """Turns of the loop that commits wait for others, while each brings some: requests of one client arrive in several, and each transaction of
 the metadata store costs as much as several commits.
 """
-
-
-class Uploader:
-    """Uploads WAL objects: unique keys, put if absent, the same bytes on every try.
-
-    A lost reply looks like a lost request. The key is ours alone, so "already exists" after a try that ended unknown means that the try
-    succeeded; the size is compared to be sure of it.
-    """
-
-    def __init__(self, *, objects: ObjectStore, clock: Clock, chance: random.Random, limits: LogLimits = DEFAULT_LIMITS) -> None:
-        self._limits = limits
-        self._objects = objects
-        self._clock = clock
-        self._chance = chance
-
-    async def upload(self, key: str, parts: Sequence[Buffer], *, is_awaited: Callable[[], bool]) -> None:
-        """Return when the object is durable. Raise `Unavailable` when it could not be made so in time; it may then be garbage.
-
-        A try that failed is not repeated unless it `is_awaited`: `parts` keep in memory what was answered meanwhile.
-        """
-        deadline_s = self._clock.monotonic_s() + self._limits.upload_timeout_s
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                async with asyncio.timeout(self._limits.upload_try_timeout_s):
-                    await self._objects.put_if_absent(key, parts)
-                return
-            except AlreadyExists:
-                if await self._is_ours(key, sum(map(len, parts))):
-                    return
-                raise Unavailable(f"another object has the name of a WAL object: key={key!r}") from None
-            except (Unavailable, OutcomeUnknown, TimeoutError) as error:
-                pause_s = self._limits.upload_pause_s * 2 ** min(tries, 5) * (0.5 + self._chance.random() / 2)
-                if self._clock.monotonic_s() + pause_s >= deadline_s or not is_awaited():
-                    raise Unavailable(f"upload gave up: key={key!r} tries={tries} cause={error!r}") from error
-            await asyncio.sleep(pause_s)
-
-    async def _is_ours(self, key: str, size_bytes: int) -> bool:
-        try:
-            async with asyncio.timeout(self._limits.upload_try_timeout_s):
-                return (await self._objects.stat(key)).size_bytes == size_bytes
-        except (NotFound, Unavailable, TimeoutError):
-            return False
-
-
-class UploadPlaces:
-    """Places for uploads: few at a time, so that a slow store makes large objects, not many small ones.
-
-    An upload that takes long gives its place up and goes on without. `on_free` is called, on the loop, whenever a place has become free.
-    """
-
-    def __init__(self, *, on_free: Callable[[], None], limits: LogLimits = DEFAULT_LIMITS) -> None:
-        self.slow_upload_s = limits.slow_upload_s
-        self._slow_uploads_max = limits.slow_uploads_max
-        self._on_free = on_free
-        self._places = asyncio.Semaphore(UPLOADS_MAX)
-        self._asked = 0
-        self._slow = 0
-
-    @property
-    def are_taken(self) -> bool:
-        """Whether a new upload has to wait."""
-        return self._asked >= UPLOADS_MAX
-
-    @property
-    def has_spare(self) -> bool:
-        """Whether another upload leaves a place to those that time makes due."""
-        return self._asked < UPLOADS_MAX - 1
-
-    def ask(self) -> "UploadPlace":
-        """It counts from now on. Enter it to wait for it; it must be entered."""
-        self._asked += 1
-        return UploadPlace(self)
-
-    async def take(self) -> None:
-        try:
-            await self._places.acquire()
-        except BaseException:
-            self._asked -= 1
-            raise
-
-    def give_back(self) -> None:
-        self._asked -= 1
-        self._places.release()
-        self._on_free()
-
-    def begin_slow(self) -> bool:
-        """False: too many are slow already."""
-        if self._slow >= self._slow_uploads_max:
-            return False
-        self._slow += 1
-        return True
-
-    def end_slow(self) -> None:
-        self._slow -= 1
-
-
-class UploadPlace:
-    """Held while the upload runs, or until it turns out to be slow."""
-
-    __slots__ = ("_is_slow", "_places", "_timer")
-
-    def __init__(self, places: UploadPlaces) -> None:
-        self._places = places
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_slow = False
-
-    async def __aenter__(self) -> None:
-        await self._places.take()
-        self._timer = asyncio.get_running_loop().call_later(self._places.slow_upload_s, self._turn_slow)
-
-    def _turn_slow(self) -> None:
-        if self._places.begin_slow():
-            self._is_slow = True
-            self._places.give_back()
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        assert self._timer is not None
-        self._timer.cancel()
-        if self._is_slow:
-            self._places.end_slow()
-        else:
-            self._places.give_back()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -226,33 +94,31 @@ class Appender:
         self,
         *,
         settings: FlushSettings,
-        inline: InlineSettings,
-        may_write_inline: Callable[[], bool],
+        early: EarlySettings,
+        may_write_early: Callable[[], bool],
         committer: Committer,
         sealer: "Sealer",
         uploader: Uploader,
-        inline_backlog: InlineBacklog,
+        early_objects: EarlyObjects,
         clock: Clock,
         nursery: Nursery,
         telemetry: Telemetry,
         tracing: Tracing | None = None,
         limits: LogLimits = DEFAULT_LIMITS,
     ) -> None:
-        """`may_write_inline`: whether every broker can read inline entries by now. `tracing` hears of flushes."""
+        """`may_write_early`: whether every broker can read early entries by now. `tracing` hears of flushes."""
         self._limits = limits
-        self._inline_commits_at_once_max = limits.inline_commits_at_once_max
+        self._early_commits_at_once_max = limits.early_commits_at_once_max
         self._commit_timeout_s = limits.commit_timeout_s
         self._overdue_check_s = limits.overdue_check_s
         self._quiet_bytes_min = limits.quiet_bytes_min
         self._tracing = tracing
         self._settings = settings
-        self._inline = inline
-        self._may_write_inline = may_write_inline
-        self._budget = CommitBudget(inline.commits_per_s)
-        self._larger_budget = CommitBudget(limits.larger_commits_per_s, kept_max=limits.larger_commits_kept_max)
-        self._inline_backlog = inline_backlog
-        self._inline_commits: list[Commit] = []
-        self._begun_in_turn = 0
+        self._budget = ByteBudget(early)
+        self._may_go_early = early.bytes_per_s > 0
+        self._may_write_early = may_write_early
+        self._early_objects = early_objects
+        self._early_commits: list[Commit] = []
         self._committer = committer
         self.losses = committer.losses
         """Its `count` is for `Append.arrived`."""
@@ -277,18 +143,16 @@ class Appender:
         self._flush_bytes = telemetry.counter(FLUSH_BYTES)
         seconds = telemetry.histogram(FLUSH_SECONDS)
         self._stage_s = Children[str, Histogram](seconds.labels)
-        self._inline_commits_total, self._inline_bytes = telemetry.counter(INLINE_COMMITS), telemetry.counter(INLINE_BYTES)
-        not_inlined = telemetry.counter(NOT_INLINED)
-        self._not_inlined = Children[NotInlined, Counter](lambda reason: not_inlined.labels(reason.value))
+        self._early_commits_total = telemetry.counter(EARLY_COMMITS)
+        gathered = telemetry.counter(GATHERED)
+        self._gathered = Children[Gathered, Counter](lambda reason: gathered.labels(reason.value))
         telemetry.gauge(FLUSH_INTERVAL).set(settings.interval_s)
         telemetry.gauge(FLUSH_LIMIT).set(settings.bytes_max)
-        telemetry.gauge(INLINE_LIMIT).set(inline.bytes_max)
+        telemetry.gauge(EARLY_LIMIT).set(early.bytes_per_s)
         telemetry.gauge(BUFFERED_BYTES).set_function(lambda: self.buffered_bytes)
 
-    def submit(self, log: PartitionLog, batch: Batch, *, together: int = 1) -> None:
-        """Take a checked batch, one of `together` that arrived in one request. Its result comes through `batch.append`: always, and within
-        `commit_timeout_s` of being sealed.
-        """
+    def submit(self, log: PartitionLog, batch: Batch) -> None:
+        """Take a checked batch. Its result comes through `batch.append`: always, and within `commit_timeout_s` of being sealed."""
         if self._refused is not None:
             batch.settle(Unavailable(self._refused))
             return
@@ -296,11 +160,11 @@ class Appender:
         if append.arrived not in (-1, losses.count) and losses.are_ahead(append.arrived, log.partition, append.source):
             batch.settle(after_lost())
             return
-        if self._inline.bytes_max:
-            reason = self._commit_inline(log, batch, together)
+        if self._may_go_early:
+            reason = self._commit_early(log, batch)
             if reason is None:
                 return
-            self._not_inlined[reason].inc()
+            self._gathered[reason].inc()
         log.commit_queue.gathered = self._open.add(log, batch, now_s=self._clock.monotonic_s())
         trigger = self._open.is_full(self._settings)
         if trigger is not None:
@@ -310,56 +174,50 @@ class Appender:
             self._arm()
         self._arm_quiet()
 
-    def _commit_inline(self, log: PartitionLog, batch: Batch, together: int) -> NotInlined | None:
-        """Let a commit carry the batch, or say why it has to be gathered."""
+    def _commit_early(self, log: PartitionLog, batch: Batch) -> Gathered | None:
+        """Let the batch go early, or say why it has to be gathered."""
         queue = log.commit_queue
-        if together > self._inline_commits_at_once_max:
-            return NotInlined.MANY  # the first of them in commits and the rest in an object would cost both
-        last = joined(queue, batch, self._inline, self._limits)
+        last = joined(queue, batch, self._limits)
         now_s = self._clock.monotonic_s()
-        reason = why_gathered(queue, batch, last, self._inline, now_s, self._limits)
+        reason = why_gathered(queue, batch, last, now_s)
         if reason is not None:
             return reason
-        if self._is_stopped or not self._may_write_inline():
-            return NotInlined.OFF
-        if self._inline_backlog.is_full:
-            return NotInlined.UNCOMPACTED
-        if last is None and self._begun_in_turn >= self._inline_commits_at_once_max:
-            return NotInlined.MANY
-        is_larger = becomes_larger(batch, last, self._inline)
-        if (is_larger and not self._larger_budget.take(now_s)) or (last is None and not self._budget.take(now_s)):
-            return NotInlined.BUDGET
-        if is_larger:
-            note_larger(queue, now_s)
+        if self._is_stopped or not self._may_write_early():
+            return Gathered.OFF
+        if self._early_objects.is_full:
+            return Gathered.UNSTORED
+        wait_s = self._budget.take(batch.size_bytes + (COMMIT_COST_BYTES if last is None else 0), now_s)
+        if wait_s is None:
+            note_over_budget(queue, now_s)
+            return Gathered.BUDGET
         if last is not None:
             join(last, batch)
-            self._inline_bytes.inc(batch.size_bytes)
-            self._inline_backlog.add(log, batch.size_bytes)
             return None
-        self._begin_inline([self._sealer.seal_inline(log, [batch], deadline_s=now_s + self._commit_timeout_s)])
+        commit = self._sealer.seal_early(log, batch, deadline_s=now_s + self._commit_timeout_s)
+        if wait_s:
+            # It keeps its place in its queue, and takes along what arrives meanwhile.
+            commit.is_uploaded = False
+            asyncio.get_running_loop().call_later(wait_s, self._begin_early, commit)
+        else:
+            self._begin_early(commit)
         return None
 
-    def _begin_inline(self, commits: list[Commit]) -> None:
+    def _begin_early(self, commit: Commit) -> None:
         """Together with what else arrives in this turn of the loop, and in the next ones while they bring more; a lone one at once."""
-        self._inline_commits_total.inc(len(commits))
-        self._inline_bytes.inc(sum([commit.size_bytes for commit in commits]))
-        for commit in commits:
-            self._inline_backlog.add(commit.log, commit.size_bytes)
-        if not self._inline_commits:
-            is_lone = len(self._in_flight) == len(commits) == 1
-            asyncio.get_running_loop().call_soon(self._run_inline, int(is_lone), TURNS_MAX)
-        self._inline_commits += commits
-        self._begun_in_turn += len(commits)
+        self._early_commits_total.inc()
+        if not self._early_commits:
+            is_lone = len(self._in_flight) == 1
+            asyncio.get_running_loop().call_soon(self._run_early, int(is_lone), TURNS_MAX)
+        self._early_commits.append(commit)
 
-    def _run_inline(self, count_before: int, turns_left: int) -> None:
-        self._begun_in_turn = 0
-        if turns_left and count_before < len(self._inline_commits) < self._inline_commits_at_once_max:
-            asyncio.get_running_loop().call_soon(self._run_inline, len(self._inline_commits), turns_left - 1)
+    def _run_early(self, count_before: int, turns_left: int) -> None:
+        if turns_left and count_before < len(self._early_commits) < self._early_commits_at_once_max:
+            asyncio.get_running_loop().call_soon(self._run_early, len(self._early_commits), turns_left - 1)
             return
-        commits, self._inline_commits = self._inline_commits, []
+        commits, self._early_commits = self._early_commits, []
         if not (self._is_stopped or self._nursery.is_left):
             self._watch_overdue()
-            self._nursery.spawn(self._commit(commits), name="commit-inline")
+            self._nursery.spawn(self._commit(commits), name="commit-early")
 
     async def _commit(self, commits: list[Commit]) -> None:
         began_s = self._clock.monotonic_s()
@@ -369,6 +227,7 @@ class Appender:
     def refuse(self, cause: str) -> None:
         """Nothing will ever be committed any more: answer all that waits, each as what is known of it says, and refuse what comes."""
         self._refused = cause
+        self._early_objects.stop()  # its pages are what the metadata have: nothing of them is to change
         if self._is_stopped:
             return
         if self._open.batches:
@@ -383,10 +242,17 @@ class Appender:
         return self._open.size_bytes + self._in_flight.size_bytes
 
     async def drain(self) -> None:
-        """Flush what is gathered and return when every flush has its outcome."""
+        """Flush what is gathered and return when every flush has its outcome. After `refuse` all are answered already."""
         if self._open.batches:
             self._seal(Trigger.DRAIN)
-        await self._in_flight.wait_idle()
+        if self._refused is None:
+            await self._in_flight.wait_idle()
+
+    async def store_early(self) -> None:
+        """Store early objects, behind `drain`, and return when their pages are gone. Cancelled: those that are left stay in the metadata
+        store, where they are read until they are compacted.
+        """
+        await self._early_objects.leave()
 
     def stop(self) -> None:
         """Begin no further flush: what is gathered and not sealed stays unanswered. For the end of a broker, after `drain`."""
@@ -395,6 +261,7 @@ class Appender:
             if timer is not None:
                 timer.cancel()
         self._timer = self._quiet_timer = self._overdue_check = None
+        self._early_objects.stop()
 
     def _arm(self) -> None:
         if self._is_stopped:
@@ -429,7 +296,7 @@ class Appender:
 
     def _on_time(self) -> None:
         self._timer = None
-        if self._places.are_taken and not self._is_small(self._open):
+        if self._places.are_taken:
             self._is_overdue = True
         else:
             self._seal(Trigger.TIME)
@@ -450,10 +317,6 @@ class Appender:
         self._is_overdue = False
         gathered, self._open = self._open, OpenFlush()
         now_s = self._last.began_s = self._clock.monotonic_s()
-        if trigger is Trigger.TIME and self._is_small(gathered):
-            if commits := self._sealer.seal_inline_all(gathered, deadline_s=now_s + self._commit_timeout_s):
-                self._begin_inline(commits)
-            return
         flush = self._sealer.seal(gathered, deadline_s=now_s + self._commit_timeout_s)
         if not flush.commits:
             return  # all of it was refused meanwhile
@@ -464,20 +327,6 @@ class Appender:
             self._watch_overdue()
             self._last.begin(gathered)
             self._nursery.spawn(self._flush(flush, self._places.ask()), name="flush")
-
-    def _is_small(self, gathered: OpenFlush[PartitionLog]) -> bool:
-        slice_bytes_max, now_s = self._inline.bytes_max, self._clock.monotonic_s()
-        return (
-            # While S3 is slow or away, what needs none of it does not wait for it.
-            (len(gathered.batches) <= self._inline_commits_at_once_max or self._places.are_taken)
-            and gathered.size_bytes <= slice_bytes_max * len(gathered.batches)
-            and self._may_write_inline()
-            and not self._inline_backlog.is_full
-            and all(
-                sum([batch.size_bytes for batch in batches]) <= slice_bytes_max and not had_no_room(log.commit_queue, now_s)
-                for log, batches in gathered.batches.items()
-            )
-        )
 
     def _watch_overdue(self) -> None:
         if self._overdue_check is None and not self._is_stopped:
@@ -548,18 +397,12 @@ class Sealer:
             enter(commit)
         return Flush(object_id, parts, commits, sum(map(len, parts)), gathered.opened_s)
 
-    def seal_inline(self, log: PartitionLog, batches: list[Batch], *, deadline_s: float) -> Commit:
-        """A commit that carries `batches`, entered into its commit queue."""
-        object_id = ObjectId(self._ids.next_ulid(above=self._floor))
-        commit = Commit(log, [], object_id, deadline_s, self.in_flight, is_inline=True, is_uploaded=True)
+    def seal_early(self, log: PartitionLog, batch: Batch, *, deadline_s: float) -> Commit:
+        """A commit that takes its place in an early object when it begins, entered into its commit queue."""
+        commit = Commit(log, [], ObjectId(""), deadline_s, self.in_flight, is_early=True, is_uploaded=True)
         enter(commit)
-        for batch in batches:
-            join(commit, batch)
+        join(commit, batch)
         return commit
-
-    def seal_inline_all(self, gathered: OpenFlush[PartitionLog], *, deadline_s: float) -> list[Commit]:
-        """As `seal`, of slices that are all small: no object is needed."""
-        return [self.seal_inline(log, waiting, deadline_s=deadline_s) for log, waiting in _take(gathered)]
 
     async def upload_again(self, commit: Commit, floor: str) -> None:
         """Store the slice of one commit as an object of its own with an id above `floor`. Raises `Unavailable`.

@@ -11,6 +11,7 @@
     llog/{topic_id}/partitions/{p:05}/producers/{page}      a page of producer states         put-if-absent
     llog/{topic_id}/partitions/{p:05}/meta/compaction       a compaction under way            CAS
     llog/{topic_id}/partitions/{p:05}/meta/compactor-claim  who compacts it                   ephemeral
+    llog/early/{object_id}-{position:010}                   bytes of an object that is stored later  put-if-absent
     llog/brokers/{id:010}                                   a live broker                     ephemeral
     llog/brokers/w{session}-{n}                             proves that a list is fresh       ephemeral, put once
     llog/compactors/{ulid}                                  a live compactor                  ephemeral
@@ -25,15 +26,17 @@
     llog/groups/{group}/topics/{page:05}                    more topics of its offsets        CAS
     llog/groups/{group}/offsets/{topic_id}/{p:05}           an offset that it committed       CAS
 
-Every key of a partition has the partition key `{topic_id}/{p}`, every key of a group `coordinators/{slot:02}`, `age-{ulid}` that of what is
-read with it; all others have `llog`.
+Every key of a partition has the partition key `{topic_id}/{p}`, an early page that of a partition with bytes in it, every key of a group
+`coordinators/{slot:02}`, `age-{ulid}` that of what is read with it; all others have `llog`.
 A group's name is percent-encoded as in a URL, and an empty one is `%`.
 """
 
+from collections.abc import Callable
 from urllib.parse import quote, unquote
 
+from runtime.ulid import decode_ulid
 from storage.metadata.port import Key, children_of
-from storage.vocabulary import PartitionId, TopicId
+from storage.vocabulary import ObjectId, PartitionId, TopicId
 
 ROOT = "llog"
 
@@ -44,8 +47,48 @@ ZONE_SECRET = Key(f"{ROOT}/zone-secret", ROOT)
 BROKERS_PREFIX = f"{ROOT}/brokers/"
 PROBES_PREFIX = f"{ROOT}/probes/"
 TOPICS_PREFIX = f"{ROOT}/topics/"
+EARLY_PREFIX = f"{ROOT}/early/"
+EARLY_POSITION_DIGITS = 10
+EARLY_POSITION_MAX = 10**EARLY_POSITION_DIGITS - 1
+TRIES_PER_SHARD = 64
+"""Made-up partition keys that show no new shard, for each that is known and one more, before there are said to be no others."""
 MANIFEST_SUFFIX = "/meta/control"
 """The key of the partition manifest keeps its first name."""
+
+
+def early_page(object_id: ObjectId, position: int, partition_key: str) -> Key:
+    """On the shard of the partitions that have their bytes in it."""
+    return Key(f"{EARLY_PREFIX}{object_id}-{position:010}", partition_key)
+
+
+def early_pages(partition_key: str) -> tuple[Key, str]:
+    """The range of all early pages on the shard of `partition_key`."""
+    start, end = children_of(f"{ROOT}/early")
+    return Key(start, partition_key), end
+
+
+def shard_keys(shard_of: Callable[[str], int]) -> list[str]:
+    """A partition key on each shard, of which there is no list. One with a much smaller share than others may be left out."""
+    found: dict[int, str] = {}
+    number = since = 0
+    while since < TRIES_PER_SHARD * (len(found) + 1):
+        key = f"early/{number}"
+        number, since = number + 1, since + 1
+        if found.setdefault(shard_of(key), key) == key:
+            since = 0
+    return list(found.values())
+
+
+def place_of_page(path: str) -> tuple[ObjectId, int] | None:
+    """The object, and the position in it, that the key of an early page names; None for a key that is none."""
+    object_id, _, position = path.removeprefix(EARLY_PREFIX).rpartition("-")
+    if not path.startswith(EARLY_PREFIX) or len(position) != EARLY_POSITION_DIGITS or not (position.isascii() and position.isdecimal()):
+        return None
+    try:
+        decode_ulid(object_id)
+    except ValueError:
+        return None
+    return ObjectId(object_id), int(position)
 
 
 def topic(name: str) -> Key:

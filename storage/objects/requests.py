@@ -23,6 +23,7 @@ from storage.vocabulary import Buffer
 RequestKind = Literal["put", "get", "ranged_get", "head", "list", "delete", "upload_begin", "upload_part", "upload_finish", "abort"]
 RequestCause = Literal[
     "flush",
+    "early",
     "recommit",
     "read_back",
     "fetch",

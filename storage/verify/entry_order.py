@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from runtime.ulid import decode_ulid
-from storage.formats.manifest import Entry, EntrySource, IndexChunk, Manifest, SegmentEntry, object_of
+from storage.formats.manifest import Early, Entry, EntrySource, IndexChunk, Manifest, SegmentEntry, object_of
+from storage.limits import WRITE_REQUEST_BYTES_MAX
 from storage.verify.findings import FindingKind, StoreFinding, finding
 from storage.vocabulary import PartitionId
 
@@ -80,11 +81,17 @@ def malformed(source: EntrySource) -> str | None:
     if isinstance(source.batches, bytes):
         return None if source.batches else "no batches"
     end = 0
-    for position, length in source.batches:
+    for position, length in source.spans:
         if position < end or length <= 0:
-            return f"spans={source.batches}"
+            return f"spans={source.spans}"
         end = position + length
-    return None if source.batches else "spans=()"
+    if not source.spans:
+        return "spans=()"
+    if isinstance(source.batches, Early):
+        start, (begin, end) = source.batches.start, source.extent
+        if not 0 <= start <= begin or end - start > WRITE_REQUEST_BYTES_MAX:
+            return f"start={start} spans={source.spans}"
+    return None
 
 
 def of_chunk(chunk: IndexChunk, *, key: str, expected_key: str, partition: PartitionId) -> Iterator[StoreFinding]:
@@ -158,5 +165,6 @@ def _in_order(entries: tuple[Entry, ...], *, key: str, partition: PartitionId) -
 
 
 def _text(entry: Entry) -> str:
-    place = f"{len(entry.batches)} bytes inline" if isinstance(entry.batches, bytes) else f"at {entry.batches}"
-    return f"{entry.base}..{entry.last} in {entry.object_id} {place}"
+    place = f"{len(entry.batches)} bytes inline" if isinstance(entry.batches, bytes) else f"at {entry.spans}"
+    page = f", its early page at {entry.batches.start}" if isinstance(entry.batches, Early) else ""
+    return f"{entry.base}..{entry.last} in {entry.object_id} {place}{page}"

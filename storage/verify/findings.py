@@ -47,6 +47,7 @@ class FindingKind(Enum):
     BYTES_TOTAL = "bytes_total"
     PRODUCERS_MISSING = "producers_missing"
     OBJECT_MISSING = "object_missing"
+    EARLY_PAGE_DAMAGED = "early_page_damaged"
     OBJECT_CUT = "object_cut"
     HEADER_DAMAGED = "header_damaged"
     NOT_NAMED = "not_named"
@@ -58,6 +59,7 @@ class FindingKind(Enum):
     BLOCK_DAMAGED = "block_damaged"
     COMPACTION_LEFT = "compaction_left"
     UNREFERENCED = "unreferenced"
+    EARLY_PAGES_UNNAMED = "early_pages_unnamed"
 
 
 _EXPLAINED: Final = {
@@ -101,6 +103,13 @@ _EXPLAINED: Final = {
     ),
     FindingKind.OBJECT_MISSING: _Explained(
         Severity.ERROR, "The object is gone, and entries name it: these offsets cannot be read.", f"Check storage.url. {_RESTORE}"
+    ),
+    FindingKind.EARLY_PAGE_DAMAGED: _Explained(
+        Severity.ERROR,
+        "The object of the entry is not stored yet, and the early page that has its bytes is not what was written: these offsets cannot be "
+        "read.",
+        "Verify again in a minute: while the broker that wrote it runs, it stores the object. If it is gone, restore the metadata store "
+        "from a backup, or give these records up: `forebay topic trim` deletes them, and all before them, after asking.",
     ),
     FindingKind.OBJECT_CUT: _Explained(
         Severity.ERROR, "The object has another size than was written: some of these offsets cannot be read.", _RESTORE
@@ -146,6 +155,11 @@ _EXPLAINED: Final = {
         Severity.INFO,
         "No entry names these objects: uploads under way, uploads that were never committed, trimmed or compacted records, deleted topics.",
         "Nothing: garbage collection removes them.",
+    ),
+    FindingKind.EARLY_PAGES_UNNAMED: _Explained(
+        Severity.INFO,
+        "No entry names these early pages: commits under way or refused, trimmed or compacted records, deleted topics.",
+        "Nothing: their broker removes them when it has stored their object, and garbage collection those of brokers that are gone.",
     ),
 }
 assert _EXPLAINED.keys() == set(FindingKind), "every kind is explained"

@@ -16,7 +16,10 @@ from runtime.ulid import decode_ulid
 from storage.formats.manifest import Entry
 from storage.formats.segment import parse_segment_key
 from storage.formats.wal import object_key
+from storage.metadata.keys import EARLY_PREFIX
 from storage.objects.port import ObjectStat
+from storage.verify.early import EarlyPageList, EarlyTotal, list_early_pages
+from storage.verify.entry_order import malformed
 from storage.verify.findings import FindingKind, StoreFinding, finding
 from storage.verify.partitions import ActivePartition, PartitionWalk, active_partitions, side_by_side
 from storage.verify.reading import StoreReading
@@ -44,7 +47,7 @@ class ObjectTotal(msgspec.Struct, kw_only=True):
 
 class TopicTotal(msgspec.Struct, kw_only=True):
     """What the entries of a topic name: an object that several topics share counts for each, its bytes do not. `inline_bytes` are in no
-    object: they lie in the metadata store.
+    object: they lie in the metadata store. So do `early_bytes`, those of `early_entries`, until their object is stored.
     """
 
     topic: str
@@ -53,6 +56,8 @@ class TopicTotal(msgspec.Struct, kw_only=True):
     entries: int = 0
     wal_bytes: int = 0
     inline_bytes: int = 0
+    early_entries: int = 0
+    early_bytes: int = 0
     segments: int = 0
     segment_bytes: int = 0
 
@@ -64,6 +69,7 @@ class StoreTotals(msgspec.Struct, kw_only=True):
     live: dict[str, ObjectTotal] = msgspec.field(default_factory=lambda: {kind: ObjectTotal() for kind in ("wal", "segments")})
     unreferenced: dict[str, ObjectTotal] = msgspec.field(default_factory=lambda: {kind: ObjectTotal() for kind in ("wal", "segments")})
     unreferenced_by_age: dict[str, ObjectTotal] = msgspec.field(default_factory=lambda: {age: ObjectTotal() for age, _ in _AGES})
+    early_pages: EarlyTotal = msgspec.field(default_factory=EarlyTotal)
     topics: list[TopicTotal] = msgspec.field(default_factory=list)
     unreadable: int = 0
 
@@ -81,11 +87,13 @@ class Inventory:
     clock: Clock
     totals: StoreTotals = field(default_factory=StoreTotals)
     _topics: dict[str, TopicTotal] = field(default_factory=dict)
+    _pages: EarlyPageList = field(default_factory=EarlyPageList)
 
     async def run(self, *, listed: Callable[[int], None] = lambda _: None) -> StoreTotals:
         """`listed` hears of objects as they are listed. Raises `Unavailable`."""
         window: dict[ObjectId, StoredObject] = {}
         is_first = True
+        self._pages = await list_early_pages(self.reading)
         async for stat in objects_under(self.reading, ""):
             kind, object_id = kind_of_object(stat.key)
             self.totals.kinds[kind].add(stat)
@@ -99,6 +107,8 @@ class Inventory:
         if window or is_first:
             await self._look_for(window, is_first=is_first)
         self.totals.topics = [self._topics[name] for name in sorted(self._topics)]
+        await self._pages.finish(self.reading)
+        self.totals.early_pages = self._pages.total
         return self.totals
 
     async def _look_for(self, window: dict[ObjectId, StoredObject], *, is_first: bool) -> None:
@@ -132,6 +142,12 @@ class Inventory:
                         if source.is_inline:
                             total.inline_bytes += source.size_bytes
                             continue
+                        if is_first and malformed(source) is None:
+                            self._pages.note_named(walk.keys, source)
+                        if self._pages.waits(source):
+                            total.early_entries += 1
+                            total.early_bytes += source.size_bytes
+                            continue
                         total.wal_bytes += source.size_bytes
                     else:
                         total.segments += 1
@@ -143,14 +159,19 @@ class Inventory:
 
 
 def unreferenced_findings(totals: StoreTotals) -> list[StoreFinding]:
-    """One per age, oldest last; none where entries that cannot be read may name the objects."""
+    """One per age, oldest last, and one for early pages; none where entries that cannot be read may name them."""
     if totals.unreadable:
         return []
-    return [
+    found = [
         finding(FindingKind.UNREFERENCED, f"objects={total.objects} bytes={total.size_bytes}, stored {age} ago")
         for age, total in totals.unreferenced_by_age.items()
         if total.objects
     ]
+    early = totals.early_pages
+    if early.unnamed:
+        text = f"pages={early.unnamed} bytes={early.unnamed_bytes}" + ("" if early.is_all else f", of the {early.pages} that were listed")
+        found.append(finding(FindingKind.EARLY_PAGES_UNNAMED, text, key=EARLY_PREFIX))
+    return found
 
 
 async def objects_under(reading: StoreReading, prefix: str, *, page: int | None = None) -> AsyncIterator[ObjectStat]:
@@ -178,8 +199,8 @@ def kind_of_object(key: str) -> tuple[str, ObjectId | None]:
 
 
 class PartitionTotal(msgspec.Struct, kw_only=True):
-    """`wal_bytes` are those of its slices; their objects may be shared with other partitions. `inline_bytes` lie in the metadata store.
-    `is_readable`: whether this is all of it.
+    """`wal_bytes` are those of its slices; their objects may be shared with other partitions. `inline_bytes` lie in the metadata store, and
+    `early_bytes` until their object is stored. `is_readable`: whether this is all of it.
     """
 
     topic: str
@@ -190,6 +211,8 @@ class PartitionTotal(msgspec.Struct, kw_only=True):
     wal_objects: int = 0
     wal_bytes: int = 0
     inline_bytes: int = 0
+    early_entries: int = 0
+    early_bytes: int = 0
     segments: int = 0
     segment_bytes: int = 0
     is_readable: bool = True
@@ -198,9 +221,10 @@ class PartitionTotal(msgspec.Struct, kw_only=True):
 async def partition_totals(reading: StoreReading, topics: Collection[str]) -> list[PartitionTotal]:
     """By topic and partition. A partition without a manifest that can be decoded is left out. Raises `Unavailable`."""
     found: list[PartitionTotal] = []
+    pages = await list_early_pages(reading)
 
     async def work(one: ActivePartition) -> None:
-        total = await _total(reading, one)
+        total = await _total(reading, one, pages)
         if total is not None:
             found.append(total)
 
@@ -212,7 +236,7 @@ def _age(age_ms: int) -> str:
     return next(name for name, bound_ms in _AGES if bound_ms is None or age_ms < bound_ms)
 
 
-async def _total(reading: StoreReading, one: ActivePartition) -> PartitionTotal | None:
+async def _total(reading: StoreReading, one: ActivePartition, pages: EarlyPageList) -> PartitionTotal | None:
     is_readable = True
 
     def report(problem: StoreFinding) -> None:
@@ -235,6 +259,9 @@ async def _total(reading: StoreReading, one: ActivePartition) -> PartitionTotal 
         for source, _ in page:
             if isinstance(source, Entry) and source.is_inline:
                 total.inline_bytes += source.size_bytes
+            elif isinstance(source, Entry) and pages.waits(source):
+                total.early_entries += 1
+                total.early_bytes += source.size_bytes
             elif isinstance(source, Entry):
                 # Entries of one object follow each other: a flush is committed in one piece, or what is left of it next.
                 total.wal_objects += source.object_id != last_object

@@ -7,6 +7,7 @@ import contextlib
 import struct
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -18,20 +19,17 @@ from storage.formats.manifest import Entry, SegmentEntry, Spans, object_of
 from storage.formats.segment import FOOTER_READ_BYTES, SegmentFooter, check_block, decode_footer, footer_bytes_missing, segment_key
 from storage.formats.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from storage.formats.segment import decode_header as decode_segment_header
-from storage.formats.wal import WalHeader, decode_header, header_bytes, object_key
-from storage.limits import KIB, MIB, WAL_OBJECT_BYTES_MAX
+from storage.formats.wal import HEAD_BYTES, WalHeader, directory_bytes, header_bytes, object_key, read_header
+from storage.limits import MIB, WAL_OBJECT_BYTES_MAX
 from storage.recordbatch import HEADER_BYTES, BatchHeader, parse_header, verify
 from storage.records import greatest_time, is_time_doubtful
+from storage.verify.early import PlacedBytes
 from storage.verify.entry_order import about_source
 from storage.verify.findings import FindingKind, StoreFinding, kind_of
 from storage.verify.reading import StoreReading
 from storage.vocabulary import ObjectId, PartitionId
 
 WINDOW_BYTES: Final = 8 * MIB
-HEADER_READ_BYTES: Final = 16 * KIB
-"""How much of an object is read at first: the header of up to 450 slices."""
-_SIZE_AT: Final = 12
-_SIZE: Final = struct.Struct(">I")
 BLOCKS_WINDOW_BYTES: Final = 8 * MIB
 """Blocks that are read at once; one block may be larger."""
 
@@ -130,13 +128,8 @@ class WalHeads:
 async def read_head(reading: StoreReading, key: str) -> WalHead:
     """Raise `NotFound` if there is no such object."""
     size_bytes = (await reading.stat(key)).size_bytes
-    data = await reading.get(key, 0, min(size_bytes, HEADER_READ_BYTES))
-    if len(data) == HEADER_READ_BYTES:
-        (needed,) = _SIZE.unpack_from(data, _SIZE_AT)
-        if HEADER_READ_BYTES < needed <= min(size_bytes, header_bytes(2**16 - 1)):
-            data = await reading.get(key, 0, needed)
     try:
-        return WalHead(size_bytes, decode_header(data, key=key))
+        return WalHead(size_bytes, await read_header(partial(reading.get, key), key=key, size_bytes=size_bytes))
     except (Corrupt, IncompatibleFormat) as error:
         return WalHead(size_bytes, without_frames(error))
 
@@ -165,6 +158,29 @@ def of_head(entry: Entry, spans: Spans, head: WalHead, *, key: str, partition: P
             yield about(FindingKind.NOT_NAMED, f"bytes [{position}, {end}) are {theirs} by the header")
 
 
+def of_order(entry: Entry, head: WalHead, *, key: str, partition: PartitionId) -> Iterator[StoreFinding]:
+    """What is wrong with the places of slices: they lie back to back, behind the header, or between the head and the directory."""
+    header = head.header
+    if isinstance(header, StorageError):
+        return
+    count = len(header.slices)
+    following, end = header_bytes(count), head.size_bytes
+    if count and header.slices[0].position == HEAD_BYTES:  # format 2: no header of format 1 is as short
+        following, end = HEAD_BYTES, end - directory_bytes(count)
+    for one in header.slices:
+        if one.position != following or one.length <= 0:
+            break
+        following += one.length
+    else:
+        if following == end:
+            return
+        text = f"the slices that the header names end at {following}, and should at {end}"
+        yield about_source(FindingKind.HEADER_DAMAGED, text, entry, key=key, partition=partition)
+        return
+    text = f"a slice of {one.length} bytes begins at {one.position}, and what is before it ends at {following}"
+    yield about_source(FindingKind.HEADER_DAMAGED, text, entry, key=key, partition=partition)
+
+
 async def of_slices(reading: StoreReading, entry: Entry, spans: Spans, *, key: str, partition: PartitionId) -> list[StoreFinding]:
     """What is wrong with the batches of an entry: all of them are read. Raises `NotFound`."""
     name = object_key(entry.object_id)
@@ -187,10 +203,16 @@ async def of_slices(reading: StoreReading, entry: Entry, spans: Spans, *, key: s
 
 def of_inline(entry: Entry, batches: bytes, *, key: str, partition: PartitionId) -> Iterator[StoreFinding]:
     """What is wrong with the batches that an entry carries."""
+    return of_placed(entry, [PlacedBytes(0, memoryview(batches))], name=object_of(entry, partition), key=key, partition=partition)
+
+
+def of_placed(entry: Entry, spans: Sequence[PlacedBytes], *, name: str, key: str, partition: PartitionId) -> Iterator[StoreFinding]:
+    """What is wrong with the batches of an entry, whose bytes are at hand. `name`: what they lie in."""
     totals = _Totals(entry)
     try:
-        for batch in whole_batches(memoryview(batches), key=object_of(entry, partition), position=0, is_last=True):
-            totals.add(batch)
+        for position, data in spans:
+            for batch in whole_batches(data, key=name, position=position, is_last=True):
+                totals.add(batch)
     except Corrupt as error:
         yield about_source(FindingKind.BATCH_DAMAGED, f"{error} offset={totals.end}", entry, key=key, partition=partition)
         return

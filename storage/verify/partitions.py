@@ -119,6 +119,8 @@ class PartitionWalk:
         self.partition = partition
         self.keys = PartitionKeys(partition)
         self.manifest: Manifest | None = None
+        self.version = -1
+        """The version of the newest manifest that was read: what was walked is no newer."""
         self.walked: Manifest | None = None
         """The manifest whose end was reached."""
         self.order = EntryOrder()
@@ -143,7 +145,7 @@ class PartitionWalk:
         if manifest.log_state is LogState.DELETED:
             return None
         self._report_all(of_manifest(manifest, key=record.path, partition=self.partition))
-        self.manifest = manifest
+        self.manifest, self.version = manifest, record.version
         return manifest
 
     async def refresh(self) -> Manifest | None:
@@ -155,6 +157,7 @@ class PartitionWalk:
                 manifest = decode_manifest(record.value, path=record.path)
             except (Corrupt, IncompatibleFormat):
                 return None
+            self.version = max(self.version, record.version)
             self.manifest = manifest if manifest.log_state is not LogState.DELETED else None
         return self.manifest
 

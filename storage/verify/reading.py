@@ -44,6 +44,13 @@ class VerifyLimits:
     slices_kept_max: int = 100_000
     """Slices of the headers that are kept: about 30 MiB. An object whose header was dropped is read again for its next partition."""
 
+    # Early pages
+
+    early_pages_per_read: int = 64
+    """Pages in memory at a time, values and all: at most 4 MiB."""
+    early_pages_max: int = 10_000
+    """Over all shards. Beyond these, it is only said that there are more."""
+
     # Findings
 
     findings_kept_max: int = 1_000
@@ -67,6 +74,21 @@ class StoreReading:
 
     async def records(self, keys: Sequence[Key]) -> list[Record | None]:
         return await self._tried(lambda: self._metadata.get_many(keys))
+
+    async def records_since(self, keys: Sequence[Key], *, manifest: Key, known_version: int) -> list[Record | None]:
+        """The records of keys beside a manifest. Where one is absent, the answer is no older than that manifest in `known_version`."""
+
+        async def read() -> list[Record | None]:
+            beside, *found = await self._metadata.get_many([manifest, *keys])
+            if None in found and (beside is None or beside.version < known_version):
+                version = None if beside is None else beside.version
+                raise Unavailable(f"metadata answered from the past: key={manifest.path!r} version={version} known_version={known_version}")
+            return found
+
+        return await self._tried(read)
+
+    def shard_of(self, partition_key: str) -> int:
+        return self._metadata.shard_of(partition_key)
 
     async def page(self, start: Key, end: str, count: int) -> list[Record]:
         """The first `count` records of a range."""

@@ -18,9 +18,10 @@ from storage.errors import Corrupt, EndsEarly, IncompatibleFormat, NotFound
 from storage.formats.manifest import Entry, Manifest, PageRef, SegmentEntry, Spans, decode_page
 from storage.metadata import keys
 from storage.metadata.keys import PartitionKeys
+from storage.verify.early import WrongPage, page_keys, read_early
 from storage.verify.entry_order import about_source, malformed, of_bytes
 from storage.verify.findings import FindingKind, FindingReport, Severity, StoreFinding, finding, kind_of
-from storage.verify.objects import WalHeads, of_blocks, of_footer, of_head, of_inline, of_slices
+from storage.verify.objects import WalHeads, of_blocks, of_footer, of_head, of_inline, of_order, of_placed, of_slices
 from storage.verify.partitions import ActivePartition, LocatedSource, PartitionWalk, active_partitions, side_by_side
 from storage.verify.reading import StoreReading
 from storage.vocabulary import ObjectId, PartitionId
@@ -46,13 +47,14 @@ class Depth:
 @dataclass(slots=True)
 class Checked:
     """What was looked at. Entries are those that are not in segments yet; an object that several partitions share counts for each of them,
-    and an inline entry has none.
+    and an inline entry has none. `early` are entries whose object is not stored yet: early pages have their bytes.
     """
 
     partitions: int = 0
     entries: int = 0
     segments: int = 0
     objects: int = 0
+    early: int = 0
     deep_bytes: int = 0
 
     def add(self, other: "Checked") -> None:
@@ -60,6 +62,7 @@ class Checked:
         self.entries += other.entries
         self.segments += other.segments
         self.objects += other.objects
+        self.early += other.early
         self.deep_bytes += other.deep_bytes
 
 
@@ -136,11 +139,15 @@ class PartitionCheck:
         self.checked.objects += 1
         try:
             if isinstance(source, Entry):
-                assert not isinstance(source.batches, bytes), "an inline entry has no object"
-                found = await self._check_entry(source, source.batches, located.key)
+                found = await self._check_entry(source, source.spans, located.key)
             else:
                 found = await self._check_segment(source, located.key)
-        except (NotFound, EndsEarly) as error:
+        except NotFound as error:
+            if isinstance(source, Entry) and source.is_early:
+                found = await self._check_early(located, source, error)
+            else:
+                found = await self._gone(located, error)
+        except EndsEarly as error:
             found = await self._gone(located, error)
         for one in found:
             self._report(one)
@@ -154,9 +161,34 @@ class PartitionCheck:
         kind = FindingKind.OBJECT_MISSING if isinstance(error, NotFound) else FindingKind.OBJECT_CUT
         return [about_source(kind, str(error), located.source, key=located.key, partition=self._partition)]
 
+    async def _check_early(self, located: LocatedSource, entry: Entry, error: NotFound) -> list[StoreFinding]:
+        """The object was not there: its broker may not have stored it yet, or has died before. Then early pages have its bytes."""
+        pages = page_keys(self._walk.keys, entry)
+        early = await read_early(self._reading, self._walk.keys, entry, known_version=self._walk.version)
+        if early is not None and not isinstance(early, WrongPage):
+            self.checked.early, self.checked.objects = self.checked.early + 1, self.checked.objects - 1
+            self.checked.deep_bytes += entry.size_bytes
+            return list(of_placed(entry, early, name=pages[0].path, key=located.key, partition=self._partition))
+        try:
+            # Pages go when the object is there. It was not, before they were looked for.
+            return await self._check_entry(entry, entry.spans, located.key)
+        except EndsEarly as cut:
+            return await self._gone(located, cut)
+        except NotFound:
+            pass
+        if early is None:
+            text = f"neither the object nor all of its early pages are there, the first of which is {pages[0].path}: {error}"
+            return await self._gone(located, NotFound(text))
+        if not await self._walk.is_live(located):
+            return []
+        kind = kind_of(early.error, FindingKind.EARLY_PAGE_DAMAGED)
+        return [about_source(kind, str(early.error), entry, key=early.path, partition=self._partition)]
+
     async def _check_entry(self, entry: Entry, spans: Spans, key: str) -> list[StoreFinding]:
         head = await self._heads.get(entry.object_id)
         found = list(of_head(entry, spans, head, key=key, partition=self._partition))
+        if self._depth.is_deep:
+            found += of_order(entry, head, key=key, partition=self._partition)
         if self._depth.is_deep and not any(one.kind is FindingKind.OBJECT_CUT for one in found):
             self.checked.deep_bytes += entry.size_bytes
             found += await of_slices(self._reading, entry, spans, key=key, partition=self._partition)

@@ -27,6 +27,8 @@ COUNTS_OF_THINGS = {
     "forebay_group_members",
     "forebay_compactor_failed_partitions",
     "forebay_compactor_partitions",
+    "forebay_early_pages",
+    "forebay_early_waiting_objects",
     "forebay_groups",
     "forebay_cost_storage_dollars_per_month",
     "forebay_footprint_objects",

@@ -37,6 +37,7 @@ FUNCTIONS: Final[Mapping[str, Key]] = {
     "doctor_probe": keys.doctor_probe(ULID),
     "age_sentinel": keys.age_sentinel(ULID, "llog"),
     "coordinator": keys.coordinator(5),
+    "early_page": keys.early_page(ObjectId(ULID), 64, OF_PARTITION.partition_key),
 }
 OF_CLASSES: Final[Mapping[str, Key]] = {
     "GroupKeys.group": OF_GROUP.group,

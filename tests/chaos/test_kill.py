@@ -11,7 +11,7 @@ from tests.chaos.streams import Stream, create_topics, judge, running, wait_for_
 from tests.kit.serving import serving
 
 KILLS = 20
-NOT_INLINE = {"storage.inline_bytes": "0B"}
+NOT_EARLY = {"storage.early_bytes_per_second": "0B"}
 """Every second life carries no small batches in its commits, and reads what the others have carried."""
 SEED = 20_130_101
 
@@ -27,7 +27,7 @@ def test_twenty_kills_lose_no_acked_record_and_append_no_idempotent_one_twice(tm
     with contextlib.ExitStack() as last:
         with running(streams):
             for number in range(KILLS):
-                with serving(tmp_path, kafka_port=port, settings={} if number % 2 else NOT_INLINE) as served:
+                with serving(tmp_path, kafka_port=port, settings={} if number % 2 else NOT_EARLY) as served:
                     wait_for_progress(streams, within_s=30)
                     time.sleep(chance.uniform(0, 0.3))  # the moment of the kill is what is drawn by chance
                     served.kill9()

@@ -21,21 +21,21 @@ SMALL_BATCHES = {"batch.num.messages": 5}
 
 @dataclass(frozen=True)
 class Kills:
-    """In how many lives batches travelled in their commits, and in how many in objects."""
+    """In how many lives batches went early, and in how many they waited for an object."""
 
-    lives_with_inline_commits: int
+    lives_with_early_commits: int
     lives_with_objects: int
 
 
 def kill_everything(native: Native, streams: list[Stream], port: int) -> Kills:
     chance = random.Random(SEED)
-    with_inline_commits = with_objects = 0
+    with_early_commits = with_objects = 0
     for _ in range(KILLS):
         with native.broker(kafka_port=port, afresh=True) as broker:
             wait_for_progress(streams, within_s=PROGRESS_WITHIN_S)
             time.sleep(chance.uniform(0, 0.3))  # the moment of the kill is what is drawn by chance
             metrics = broker.metrics()
-            with_inline_commits += metrics["forebay_inline_commits_total"] > 0
+            with_early_commits += metrics["forebay_early_commits_total"] > 0
             with_objects += sum(count for name, count in metrics.items() if name.startswith("forebay_flush_objects_total{")) > 0
             first, second, third = chance.sample((broker.kill9, native.oxia.kill9, native.s3.kill9), 3)
             first()
@@ -43,7 +43,7 @@ def kill_everything(native: Native, streams: list[Stream], port: int) -> Kills:
             third()
         native.s3.start()
         native.oxia.start()
-    return Kills(with_inline_commits, with_objects)
+    return Kills(with_early_commits, with_objects)
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_twenty_kills_of_everything_lose_no_acked_record_and_append_no_idempoten
                 last.enter_context(native.broker(kafka_port=port))
             for stream in streams:
                 judge(stream, bootstrap)
-    assert kills.lives_with_inline_commits > KILLS / 2
+    assert kills.lives_with_early_commits > KILLS / 2
     if load == "mixed":
         assert kills.lives_with_objects > KILLS / 2
     else:

@@ -203,10 +203,10 @@ def test_an_outage_loses_nothing_invents_nothing_and_is_over_when_it_is_healed(
     [s3_is_killed, pytest.param(s3_takes_ten_seconds, marks=[pytest.mark.slow, pytest.mark.long])],
     ids=lambda outage: outage.__name__,
 )
-def test_producers_of_small_batches_that_travel_in_their_commits_do_not_notice_that_s3_is_away(
+def test_producers_whose_batches_go_early_do_not_notice_that_s3_is_away(
     cluster: Cluster, outage: Callable[[Native], Iterator[None]]
 ) -> None:
-    with cluster.native.broker(afresh=True, settings={"storage.inline_bytes": "2KiB"}) as broker:
+    with cluster.native.broker(afresh=True) as broker:
         names = f"small-{outage.__name__}-idempotent", f"small-{outage.__name__}-plain"
         create_topics(broker.bootstrap, *names)
         streams = [

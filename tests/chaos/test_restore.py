@@ -44,7 +44,7 @@ UPKEEP: Final = {
     "compactor.delete_interval": "100ms",
     "compactor.delete_grace": "100ms",
 }
-IN_OBJECTS: Final = {"storage.inline_bytes": "0B"}
+IN_OBJECTS: Final = {"storage.early_bytes_per_second": "0B"}
 WRITES: Final = 5
 LIVES: Final = 3
 CYCLES: Final = 5

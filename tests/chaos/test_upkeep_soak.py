@@ -68,7 +68,7 @@ class Cluster:
 
     def _broker(self, number: int, kafka_port: int | None = None) -> AbstractContextManager[Served]:
         """One of the three carries small batches in its commits."""
-        return serving(self.folder, kafka_port=kafka_port, settings={"storage.inline_bytes": "0B"} if number else {})
+        return serving(self.folder, kafka_port=kafka_port, settings={"storage.early_bytes_per_second": "0B"} if number else {})
 
     def kill_one(self, chance: random.Random) -> None:
         self.kills += 1

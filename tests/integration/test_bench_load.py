@@ -92,7 +92,7 @@ def test_on_real_services_that_fail_the_meters_equal_the_access_log_and_lost_own
     verdict = run(
         tmp_path,
         stores={"kind": "services", "latency_ms": 5, "s3_faults": {"slow_down": 0.05, "internal_error": 0.05, "lost_reply": 0.05}},
-        cluster={"brokers": 2, "compactors": 1, "settings": {"storage.inline_bytes": "0B"}},
+        cluster={"brokers": 2, "compactors": 1, "settings": {"storage.early_bytes_per_second": "0B"}},
         topics=[{"name": "t", "partitions": 8}],
         producers=[{"topics": ["t"], "records": 2_000, "size": "k", "rate": 1_000, "client": "http"}],
         consumers=[{"group": "g", "topics": ["t"]}, {"group": "h", "topics": ["t"], "client": "http"}],

@@ -36,7 +36,7 @@ PARTITIONS: Final = 6
 DASHBOARDS: Final = ("overview", "write", "read", "cache", "compactor", "store", "groups", "runtime", "oxia")
 SETTINGS: Final = {
     **IN_OBJECTS,
-    "storage.inline_bytes": "64B",
+    "storage.early_bytes_per_second": "16KiB",
     "cost.budget_per_month": "100",
     "compactor.interval": "100ms",
     "compactor.segment_age": "0ms",

@@ -23,7 +23,7 @@ from forebay.embedded import embedded_broker
 from forebay.log import Appended, CannotOpen, Group, Log, Record, RecordsRefused, open_log, open_log_sync
 from runtime.clock import SystemClock
 from storage.errors import AlreadyExists, Fenced, NotFound, OffsetOutOfRange, OutOfOrderSequence, Unavailable
-from storage.formats.levels import LEVEL_OF_ROLES
+from storage.formats.levels import LEVEL_MAX, LEVEL_OF_ROLES
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Put
@@ -441,7 +441,7 @@ async def test_a_cluster_below_the_level_of_roles_is_told_how_to_raise_it(tmp_pa
     async with _metadata(tmp_path) as metadata:
         (record,) = await metadata.get_many([keys.CLUSTER])
         assert record is not None
-        older = record.value.replace(b'"level":%d' % LEVEL_OF_ROLES, b'"level":%d' % (LEVEL_OF_ROLES - 1))
+        older = record.value.replace(b'"level":%d' % LEVEL_MAX, b'"level":%d' % (LEVEL_OF_ROLES - 1))
         await metadata.write([Put(keys.CLUSTER, older, record.version)])
     with pytest.raises(CannotOpen, match=rf"needs format level {LEVEL_OF_ROLES}, and this cluster is at 3: .*forebay cluster upgrade"):
         async with open_log(*urls(tmp_path)):

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from runtime.clock import SystemClock
 from tests.kit.serving import Served, get, serving
 
-IDLE_SERIES_MAX = 400
+IDLE_SERIES_MAX = 410
 SERIES_MAX = 10_000
 TOPICS = 1_000
 GROUPS = 500
@@ -27,7 +27,7 @@ def test_an_idle_broker_has_few_series_and_says_how_many(tmp_path: Path) -> None
     assert found["forebay_metrics_series"] == len(found)
     assert found["forebay_flush_interval_seconds"] == 0.005
     assert found["forebay_flush_limit_bytes"] == 8 * 2**20
-    assert found["forebay_inline_limit_bytes"] == 1024
+    assert found["forebay_early_limit_bytes"] == 32 * 1024**2
     assert found["forebay_request_buffer_limit_bytes"] == 192 * 2**20
 
 

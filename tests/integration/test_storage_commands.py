@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,20 @@ from confluent_kafka import Producer
 from typer.testing import CliRunner
 
 from forebay.cli import application
-from runtime.clock import SystemClock
+from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource
 from runtime.telemetry import Telemetry
 from services.oxia import OxiaServer
 from services.versitygw import S3Server
 from storage.catalog.collections import accept_older
+from storage.catalog.topic import decode_topic
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
-from storage.opening import open_stores
+from storage.metadata import keys
+from storage.metadata.keys import early_page
+from storage.metadata.port import ABSENT, Put, Record
+from storage.opening import Stores, open_stores
 from storage.vocabulary import ObjectId, PartitionId, TopicId
+from tests.kit.early_entries import EarlyEntry, made_early
 from tests.kit.serving import IN_OBJECTS, Served, get, serving
 
 APPENDS = 20
@@ -257,21 +263,72 @@ def test_what_older_metadata_do_not_name_is_listed_and_deleted_by_name_alone(cop
     assert copy.run("verify")[0] == 0
 
 
-async def accepted(cluster: Cluster) -> str:
-    """Accept the metadata as older, beside an object that they do not name. Return its name."""
-    clock = SystemClock()
-    ids = IdSource(clock=clock)
-    opening = open_stores(
+def opened(cluster: Cluster, clock: Clock, ids: IdSource) -> AbstractAsyncContextManager[Stores]:
+    return open_stores(
         storage_url=f"file://{cluster.folder}/objects",
         metadata_url=f"sqlite:///{cluster.folder}/meta.db",
         clock=clock,
         ids=ids,
         telemetry=Telemetry(),
     )
-    async with opening as stores:
+
+
+async def accepted(cluster: Cluster) -> str:
+    """Accept the metadata as older, beside an object that they do not name. Return its name."""
+    clock = SystemClock()
+    ids = IdSource(clock=clock)
+    async with opened(cluster, clock, ids) as stores:
         object_id = ObjectId(ids.next_ulid())
         partition = PartitionId(TopicId("8e66447a-4af2-46f2-9663-5c2cb2777f87"), 0)
         header = encode_header(object_id, 1, [Slice(partition, header_bytes(1), 10)])
         await stores.objects.put_if_absent(object_key(object_id), [header, bytes(10)])
         await accept_older(stores.metadata, stores.objects, ids, clock)
     return object_key(object_id)
+
+
+@pytest.fixture
+def early(copy: Cluster) -> list[EarlyEntry]:
+    """The pending entries of a partition, whose objects are not stored yet: early pages have their bytes."""
+    return asyncio.run(put_early(copy))
+
+
+async def put_early(cluster: Cluster) -> list[EarlyEntry]:
+    clock = SystemClock()
+    async with opened(cluster, clock, IdSource(clock=clock)) as stores:
+        topic = decode_topic(only(await stores.metadata.get_many([keys.topic("orders")])))
+        found = await made_early(stores.metadata, stores.objects, topic.partition(0))
+        for one in found:
+            await one.put_pages()
+        await stores.metadata.write([Put(early_page(found[0].entry.object_id, 9_000, found[0].pages[0].partition_key), b"12345", ABSENT)])
+    return found
+
+
+def only(found: list[Record | None]) -> Record:
+    (record,) = found
+    assert record is not None
+    return record
+
+
+def test_entries_in_early_pages_are_verified_and_counted(copy: Cluster, early: list[EarlyEntry]) -> None:
+    code, data, talk = copy.run("verify")
+    (unnamed,) = copy.json("verify")["findings"]
+    (_, topic), (partition,) = copy.json("summary")["topics"], copy.json("summary", "--topic", "orders")
+
+    assert (code, f"looked at {40 - len(early)} objects and {len(early)} entries in early pages" in talk) == (0, True)
+    assert (unnamed["kind"], unnamed["severity"], unnamed["found"]) == ("early_pages_unnamed", "info", "pages=1 bytes=5")
+    assert "info  early_pages_unnamed" in data
+    size_bytes = sum(len(one.data) for one in early)
+    assert (
+        (topic["early_entries"], topic["early_bytes"]) == (partition["early_entries"], partition["early_bytes"]) == (len(early), size_bytes)
+    )
+    assert "EARLY BYTES" in copy.run("summary")[1]
+    assert "IN THE METADATA STORE" in copy.run("summary")[1]
+
+
+def test_an_object_that_is_stored_later_is_neither_missing_nor_lost(copy: Cluster, early: list[EarlyEntry]) -> None:
+    key = early[0].object_key
+
+    code, _, talk = copy.run("object", key)
+    assert (code, talk.startswith(f"The object {key} is not stored yet: early pages have its bytes.")) == (4, True)
+    code, _, talk = copy.run("accept-lost", key)
+    assert (code, talk) == (4, f"The object {key} is not lost: it is not stored yet, and early pages have its bytes.\n")

@@ -94,10 +94,12 @@ def marked(objects: Path) -> object:
     return json.loads((objects / MARKER_KEY).read_bytes())["cluster_id"]
 
 
-def begun(folder: Path, *, settings: Mapping[str, str] = IN_OBJECTS) -> object:
-    """The id of a cluster with records in `folder`, whose broker has ended."""
+def begun(folder: Path, *, settings: Mapping[str, str] = IN_OBJECTS, is_killed: bool = False) -> object:
+    """The id of a cluster with records in `folder`, whose broker has ended. One that `is_killed` has not stored what went early."""
     with serving(folder, settings=AUTO | settings) as served:
         append(served)
+        if is_killed:
+            served.kill9()
     return cluster_id(served)
 
 
@@ -136,7 +138,7 @@ def test_an_objects_folder_that_was_moved_away_is_missed_until_the_operator_mean
 
 
 def test_an_objects_folder_that_was_moved_away_is_missed_though_it_held_no_records(tmp_path: Path) -> None:
-    ours = begun(tmp_path, settings={})
+    ours = begun(tmp_path, settings={}, is_killed=True)
     (tmp_path / "objects").rename(tmp_path / "aside")
 
     said = refused(urls(tmp_path))

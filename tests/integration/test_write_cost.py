@@ -27,7 +27,7 @@ class Cost:
 
     puts: float
     writes: float
-    inline_commits: float
+    early_commits: float
     conflicts: float
     seconds: float
 
@@ -41,7 +41,7 @@ class Meter:
         return Cost(
             puts=count("forebay_object_store_requests_total", op="put"),
             writes=count("forebay_metadata_requests_total", op="write"),
-            inline_commits=count("forebay_inline_commits_total"),
+            early_commits=count("forebay_early_commits_total"),
             conflicts=count("forebay_commit_conflicts_total"),
             seconds=asyncio.get_running_loop().time(),
         )
@@ -52,10 +52,10 @@ class Meter:
 
 
 @asynccontextmanager
-async def broker(*, inline_bytes: str) -> AsyncIterator[tuple[Meter, AsyncClient]]:
+async def broker(*, early: str) -> AsyncIterator[tuple[Meter, AsyncClient]]:
     """With a topic of PARTITIONS that have been written to; as far from its stores as it is by default on S3 and Oxia."""
     async with running_cluster() as cluster:
-        member = await cluster.join(inline_bytes=inline_bytes, flush_interval="250ms")
+        member = await cluster.join(early_bytes_per_second=early, flush_interval="250ms")
         await create(member, "t", partitions=PARTITIONS)
         async with await AsyncClient.connect(member.port) as client:
             await produced(client, dict.fromkeys(range(PARTITIONS), bytes(record_batch(b"first"))))
@@ -68,7 +68,7 @@ async def produced(client: AsyncClient, batches: Mapping[int, bytes]) -> None:
 
 
 async def test_a_record_now_and_then_is_one_write_of_metadata_and_no_object() -> None:
-    async with broker(inline_bytes="1KiB") as (meter, client):
+    async with broker(early="4MiB") as (meter, client):
         before = meter.read()
         for number in range(SPARSE_RECORDS):
             await produced(client, {number * 7 % PARTITIONS: bytes(record_batch(b"a" * 100))})
@@ -76,23 +76,23 @@ async def test_a_record_now_and_then_is_one_write_of_metadata_and_no_object() ->
         cost = meter.since(before)
 
     assert cost.puts == 0
-    assert cost.inline_commits == SPARSE_RECORDS
+    assert cost.early_commits == SPARSE_RECORDS
     assert SPARSE_RECORDS <= cost.writes <= SPARSE_RECORDS + OTHERS_PER_S * cost.seconds + 1
 
 
 async def test_without_that_it_is_an_object_for_each_interval_that_has_records() -> None:
-    async with broker(inline_bytes="0B") as (meter, client):
+    async with broker(early="0B") as (meter, client):
         before = meter.read()
         for number in range(SPARSE_RECORDS // 3):
             await produced(client, {number * 7 % PARTITIONS: bytes(record_batch(b"a" * 100))})
         cost = meter.since(before)
 
     assert cost.puts == SPARSE_RECORDS // 3, "each waited for its own"
-    assert cost.inline_commits == 0
+    assert cost.early_commits == 0
 
 
 async def test_producers_that_have_several_requests_under_way_share_commits_and_store_no_object() -> None:
-    async with broker(inline_bytes="1KiB") as (meter, _):
+    async with broker(early="4MiB") as (meter, _):
         clients = [await AsyncClient.connect(meter.member.port) for _ in range(IN_FLIGHT)]
         before = meter.read()
 
@@ -110,21 +110,21 @@ async def test_producers_that_have_several_requests_under_way_share_commits_and_
     records = IN_FLIGHT * MEDIUM_ROUNDS
     assert cost.puts == 0
     assert cost.conflicts == 0
-    assert cost.inline_commits < records, "some found a commit that they could join"
-    assert cost.writes <= cost.inline_commits + OTHERS_PER_S * cost.seconds + 1
+    assert cost.early_commits < records, "some found a commit that they could join"
+    assert cost.writes <= cost.early_commits + OTHERS_PER_S * cost.seconds + 1
 
 
-@pytest.mark.parametrize("inline_bytes", ["0B", "1KiB"])
-async def test_a_full_load_stores_objects_of_eight_mebibytes_and_writes_metadata_once_for_each_shard_of_them(inline_bytes: str) -> None:
+@pytest.mark.parametrize("early", ["0B", "4MiB"])
+async def test_a_full_load_stores_objects_of_eight_mebibytes_and_writes_metadata_once_for_each_shard_of_them(early: str) -> None:
     batch = bytes(record_batch(bytes(LARGE_BYTES)))
-    async with broker(inline_bytes=inline_bytes) as (meter, client):
+    async with broker(early=early) as (meter, client):
         before = meter.read()
         for _ in range(LARGE_ROUNDS):
             await produced(client, dict.fromkeys(range(16), batch))
         cost = meter.since(before)
 
     stored_bytes = LARGE_ROUNDS * 16 * len(batch)
-    assert cost.inline_commits == 0
+    assert cost.early_commits == 0
     assert cost.puts <= stored_bytes / (7 * MIB)
     assert FLUSH_PARTITIONS_MAX >= 16
     assert cost.writes <= 4 * cost.puts + OTHERS_PER_S * cost.seconds + 1, "a write for each of four shards"

@@ -126,7 +126,7 @@ class Cluster:
         leader: str = "self",
         leadership: Leadership | None = None,
         flush_interval: str = "5ms",
-        inline_bytes: str = "0B",
+        early_bytes_per_second: str = "0B",
         http_port: int = 0,
         roles: str = "produce,consume,groups,admin",
         wrap: Wrap = _unchanged,
@@ -143,7 +143,7 @@ class Cluster:
                 "storage": {
                     "url": self.shared.storage_url if self.shared else "memory://",
                     "flush_interval": flush_interval,
-                    "inline_bytes": inline_bytes,
+                    "early_bytes_per_second": early_bytes_per_second,
                 },
                 "metadata": {"url": self.shared.metadata_url if self.shared else "memory://"},
             }

@@ -119,7 +119,7 @@ def assert_loop_was_free(log_path: Path) -> None:
     assert not held or _reasons_to_hold, f"the broker held its event loop: {json.dumps(held, indent=1)}"
 
 
-IN_OBJECTS: Final = {"storage.inline_bytes": "0B"}
+IN_OBJECTS: Final = {"storage.early_bytes_per_second": "0B"}
 """Settings with which small batches go into objects, too."""
 
 

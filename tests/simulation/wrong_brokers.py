@@ -13,7 +13,7 @@ from storage.log.commit import Committer, DeadWriters, Send
 from storage.log.decide import Outcome
 from storage.log.fresh_reads import LogBounds, ManifestReads, bounds_of
 from storage.log.partition import CachedManifest, Commit
-from storage.log.writer import Uploader
+from storage.log.uploads import Uploader
 from storage.metadata.port import Put, WriteOp
 from storage.vocabulary import PartitionId
 

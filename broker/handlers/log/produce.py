@@ -228,7 +228,7 @@ class Produce:
             under_way.finish(append)
         for partition, batch in batches:
             # One at a time: a log that has no work may be forgotten by the next `get`, and its batch would have a queue of its own (I6).
-            self._submit(self._partitions.get(partition), batch, together=len(batches))
+            self._submit(self._partitions.get(partition), batch)
 
     def find_lone(self, name: str, partition: int) -> tuple[Topic, TopicRules] | None:
         """What `start_lone` needs. None if the topic is not cached, has no such partition, or does not keep batches as they come."""

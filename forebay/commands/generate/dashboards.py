@@ -261,7 +261,7 @@ def _by_topic(e: Expressions, direction: str) -> str:
 def _write(e: Expressions) -> Dashboard:
     stages = e.quantile(0.99, "forebay_flush_duration_seconds", "stage")
     objects, sealed = e.rate("forebay_flush_objects_total"), e.rate("forebay_flush_object_bytes_total")
-    inline = f"{e.rate('forebay_inline_bytes_total')} / {e.rate('forebay_topic_bytes_total', direction='in')}"
+    early = f"{e.rate('forebay_early_bytes_total')} / {e.rate('forebay_topic_bytes_total', direction='in')}"
     buffered = f"{e.now('forebay_request_buffer_bytes', 'instance')} / {e.now('forebay_request_buffer_limit_bytes', 'instance')}"
     return Dashboard(
         "Write path",
@@ -270,8 +270,14 @@ def _write(e: Expressions) -> Dashboard:
             Panel("WAL objects by trigger", "ops", (Query(e.rate("forebay_flush_objects_total", "trigger"), "{{trigger}}"),)),
             Panel("PUTs for a GiB", "short", (Query(put_per_gib(e)),), "Fewer and larger objects cost less and take longer."),
             Panel("Size of a WAL object", "bytes", (Query(f"{sealed} / {objects}"),)),
-            Panel("Inline share of bytes", "percentunit", (Query(inline),), "Batches that their commit carries need no object."),
-            Panel("Batches that are not inline", "ops", (Query(e.rate("forebay_not_inlined_batches_total", "reason"), "{{reason}}"),)),
+            Panel("Early share of bytes", "percentunit", (Query(early),), "What is committed before its object is stored."),
+            Panel("Batches that wait for an object", "ops", (Query(e.rate("forebay_gathered_batches_total", "reason"), "{{reason}}"),)),
+            Panel(
+                "Early objects in memory",
+                "bytes",
+                (Query(e.now("forebay_early_waiting_bytes", "instance"), "{{instance}}"),),
+                "Above 16 MiB the object store is slow or away. At 64 MiB producers wait for it.",
+            ),
             Panel(
                 "Conflicts and unknown outcomes",
                 "ops",

@@ -96,8 +96,9 @@ def gc(
 ) -> None:
     """Count objects that no partition refers to, or delete them.
 
-    So it does with uploads in parts that a killed process left in S3. Compactors do this all the time. What is younger than
-    compactor.delete_grace is left alone. It exits with code 6 if some objects could not be judged.
+    So it does with uploads in parts that a killed process left in S3, and with early pages that a killed broker left in the metadata store.
+    Compactors do this all the time. What is younger than compactor.delete_grace is left alone. It exits with code 6 if some objects or
+    pages could not be judged.
     """
     from forebay.commands.storage.verifying import collect_garbage
 

@@ -12,7 +12,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from forebay.commands.storage.verifying import EXIT_UNSOUND, NotThere, check_topics, kept_objects, over_stores
+from forebay.commands.storage.verifying import EXIT_UNSOUND, NotThere, check_topics, is_early, kept_objects, over_stores
 from forebay.commands.trace import CODECS, time_text
 from forebay.kafka_client.options import Terminal
 from forebay.kafka_client.text import NOTHING, align, facts, printable
@@ -25,6 +25,7 @@ from storage.metadata.port import MetadataStore
 from storage.objects.port import ObjectStat, is_key
 from storage.opening import Stores
 from storage.recordbatch import CODEC_MASK
+from storage.verify.early import EarlyTotal
 from storage.verify.inventory import Inventory, ObjectTotal, PartitionTotal, StoreTotals, kind_of_object, objects_under, partition_totals
 from storage.verify.objects import StoredBatch, batches_between, read_footer, read_head
 from storage.verify.reading import StoreReading
@@ -167,11 +168,15 @@ def show_object(file: Path | None, assignments: Sequence[str], terminal: Termina
         raise typer.BadParameter(f"{key!r} is not the name of an object")
 
     async def work(stores: Stores) -> ObjectAnswer:
+        reading = StoreReading(stores.metadata, stores.objects, concurrency=1)
         try:
-            return await object_answer(
-                StoreReading(stores.metadata, stores.objects, concurrency=1), stores.metadata, key, parts_max=parts_max
-            )
+            return await object_answer(reading, stores.metadata, key, parts_max=parts_max)
         except NotFound as error:
+            if await is_early(reading, key):
+                raise NotThere(
+                    f"The object {key} is not stored yet: early pages have its bytes. Its broker stores it within a minute, or has died "
+                    "before. Whether the pages are whole: forebay storage verify"
+                ) from error
             raise NotThere(f"There is no object {key}. Which there are: forebay storage objects") from error
 
     answer = over_stores(file, assignments, work)
@@ -195,24 +200,40 @@ def summary_table(totals: StoreTotals) -> str:
             rows.append(_total_row("  named by entries", totals.live[kind]))
             rows.append(_total_row("  unreferenced", totals.unreferenced[kind]))
     ages = [_total_row(age, total) for age, total in totals.unreferenced_by_age.items() if total.objects]
+    early = totals.early_pages
     topics = [
-        [one.topic, one.partitions, one.records, one.entries, one.inline_bytes, one.wal_bytes, one.segments, one.segment_bytes]
+        [
+            *(one.topic, one.partitions, one.records, one.entries, one.inline_bytes, one.early_bytes),
+            *(one.wal_bytes, one.segments, one.segment_bytes),
+        ]
         for one in totals.topics
     ]
     parts = [align(("KIND", "OBJECTS", "BYTES", "OLDEST"), rows)]
     if ages:
         parts.append(align(("UNREFERENCED FOR", "OBJECTS", "BYTES", "OLDEST"), ages))
+    if early.pages:
+        unnamed = [_at_least(early, early.unnamed), early.unnamed_bytes]
+        pages = [["early", _at_least(early, early.pages), early.size_bytes], ["  unreferenced", *unnamed]]
+        parts.append(align(("IN THE METADATA STORE", "PAGES", "BYTES"), pages))
     if topics:
-        parts.append(align(("TOPIC", "PARTITIONS", "RECORDS", "ENTRIES", "INLINE BYTES", "WAL BYTES", "SEGMENTS", "SEGMENT BYTES"), topics))
+        header = ("TOPIC", "PARTITIONS", "RECORDS", "ENTRIES", "INLINE BYTES", "EARLY BYTES", "WAL BYTES", "SEGMENTS", "SEGMENT BYTES")
+        parts.append(align(header, topics))
     return "\n\n".join(parts)
 
 
+def _at_least(early: EarlyTotal, count: int) -> str:
+    return f"{count}" if early.is_all else f"{count} or more"
+
+
 def partitions_table(found: Sequence[PartitionTotal]) -> str:
-    header = ("TOPIC", "PARTITION", "START", "END", "RECORDS", "INLINE BYTES", "WAL OBJECTS", "WAL BYTES", "SEGMENTS", "SEGMENT BYTES")
+    header = (
+        *("TOPIC", "PARTITION", "START", "END", "RECORDS", "INLINE BYTES", "EARLY BYTES"),
+        *("WAL OBJECTS", "WAL BYTES", "SEGMENTS", "SEGMENT BYTES"),
+    )
     rows = [
         [
             *(one.topic, one.partition, one.log_start, one.log_end, one.records),
-            *(one.inline_bytes, one.wal_objects, one.wal_bytes, one.segments, one.segment_bytes),
+            *(one.inline_bytes, one.early_bytes, one.wal_objects, one.wal_bytes, one.segments, one.segment_bytes),
         ]
         for one in found
     ]

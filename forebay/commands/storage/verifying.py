@@ -35,6 +35,7 @@ from storage.formats.wal import object_key
 from storage.metadata import keys
 from storage.objects.port import is_key
 from storage.opening import Stores
+from storage.verify.early import has_early_pages
 from storage.verify.findings import Severity, StoreFinding
 from storage.verify.inventory import Inventory, kind_of_object, objects_under, unreferenced_findings
 from storage.verify.partitions import ActivePartition, PartitionWalk, active_partitions, count_offsets, side_by_side
@@ -180,6 +181,8 @@ def _answer(findings: Findings, checked: Checked) -> VerifyAnswer:
 def _summary(findings: Findings, checked: Checked) -> str:
     what = [counted(checked.partitions, "partition"), counted(checked.segments, "segment"), counted(checked.entries, "entry", "entries")]
     looked = f"looked at {counted(checked.objects, 'object')}"
+    if checked.early:
+        looked += f" and {counted(checked.early, 'entry', 'entries')} in early pages"
     read = f", read {checked.deep_bytes:,} bytes" if checked.deep_bytes else ""
     errors, warnings = findings.severities[Severity.ERROR], findings.severities[Severity.WARNING]
     verdict = "Nothing is wrong." if findings.is_sound else f"{counted(errors, 'error')}, {counted(warnings, 'warning')}."
@@ -215,6 +218,12 @@ async def kept_objects(stores: Stores) -> frozenset[str]:
     return frozenset() if unreadable else frozenset(found)
 
 
+async def is_early(reading: StoreReading, key: str) -> bool:
+    """Whether early pages have bytes of an object of this name."""
+    kind, object_id = kind_of_object(key)
+    return kind == "wal" and object_id is not None and await has_early_pages(reading, object_id)
+
+
 def accept_as_lost(file: Path | None, assignments: Sequence[str], terminal: Terminal, *, key: str) -> int:
     """The exit code."""
 
@@ -224,6 +233,8 @@ def accept_as_lost(file: Path | None, assignments: Sequence[str], terminal: Term
         try:
             await stores.objects.stat(key)
         except NotFound:
+            if await is_early(StoreReading(stores.metadata, stores.objects, concurrency=READS_AT_ONCE), key):
+                raise NotThere(f"The object {key} is not lost: it is not stored yet, and early pages have its bytes.") from None
             await change_collections(stores.metadata, partial(with_lost, key=key), action="accept an object as lost")
         else:
             raise NotThere(f"The object {key} is there, so nothing waits for it. Missing ones are named by: forebay storage verify")
@@ -267,7 +278,7 @@ def collect_garbage(file: Path | None, assignments: Sequence[str], terminal: Ter
 
     with errors_explained():
         report = event_loop.run(run())
-    failures, aborted = dict(report.failed), 0
+    pages, failures, aborted = report.pages, {**report.failed, **report.pages.failed}, 0
     if report.uploads is not None:
         aborted = report.uploads.aborted
         if report.uploads.failed is not None:
@@ -279,6 +290,10 @@ def collect_garbage(file: Path | None, assignments: Sequence[str], terminal: Ter
         "unsure": report.unsure,
         "unused": report.deleted,
         "unused_bytes": report.deleted_bytes,
+        "early_pages": pages.looked_at,
+        "unused_early_pages": pages.deleted,
+        "unused_early_bytes": pages.deleted_bytes,
+        "unsure_early_pages": pages.unsure,
         "uploads": aborted,
         "deleted": delete,
         "failed": failed,
@@ -288,15 +303,18 @@ def collect_garbage(file: Path | None, assignments: Sequence[str], terminal: Ter
         ("live", report.live),
         ("deleted" if delete else "unused", f"{report.deleted}, {report.deleted_bytes} bytes"),
     ]
+    if pages.looked_at:
+        verb = "deleted" if delete else "unused"
+        rows.append(("early pages", f"{pages.looked_at} of old objects, {pages.deleted} {verb}, {pages.deleted_bytes} bytes"))
     if aborted:
         rows.append(("aborted" if delete else "unfinished", f"{aborted} uploads that nobody will finish"))
-    if report.unsure:
-        rows.append(("unsure", report.unsure))
+    if report.unsure or pages.unsure:
+        rows.append(("unsure", report.unsure + pages.unsure))
     rows += [(f"{one['outcome']}", f"{one['of']}: {one['cause']}") for one in failed[:FAILURES_SHOWN_MAX]]
     terminal.show(lines, facts(rows))
-    if (report.deleted or aborted) and not delete:
+    if (report.deleted or pages.deleted or aborted) and not delete:
         terminal.say("Nothing was deleted. A compactor deletes them by itself; --delete does so at once.")
-    return EXIT_UNSOUND if report.unsure else 0
+    return EXIT_UNSOUND if report.unsure or pages.unsure else 0
 
 
 def as_blocks(findings: Sequence[StoreFinding]) -> str:

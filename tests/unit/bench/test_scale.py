@@ -18,6 +18,7 @@ from bench.scale.report import BROKERS_MIN, RESOURCES, SCHEMA, CostsReport, Meas
 from sim.loop import VirtualLoop
 from storage.errors import Unavailable
 from storage.log.batch import Append
+from storage.log.flush import ON_OXIA
 
 SPARSE, MEDIUM, FULL = LOADS
 COSTS = MeasuredCosts(message_cpu_s=25e-6, hint_cpu_s=1e-6, partition_bytes=5_000, writers_max=600)
@@ -40,17 +41,14 @@ def expected(one: Shape) -> Mapping[str, float]:
     return {law.figure: law.formula(one, SETTINGS) for law in LAWS}
 
 
-def test_small_batches_travel_in_commits_within_the_budget_and_what_exceeds_it_is_gathered() -> None:
-    lone = flow(shape(SPARSE, brokers=100, partitions=100_000), SETTINGS)
-    both = flow(shape(SPARSE, brokers=10, partitions=100_000), SETTINGS)
+def test_batches_go_early_within_the_budget_and_what_exceeds_it_is_gathered() -> None:
+    settings = dataclasses.replace(SETTINGS, early_bytes_per_s=ON_OXIA.bytes_per_s)
+    lone = flow(shape(SPARSE, brokers=100, partitions=100_000), settings)
+    both = flow(shape(FULL), settings)
 
-    assert (lone.lone_per_s, lone.flushes_per_s) == (50.0, 0.0)
-    assert (both.lone_per_s, both.flushes_per_s) == (200.0, 4.0)
-    assert both.slices == pytest.approx(75, rel=0.01)
-
-
-def test_a_little_more_than_the_budget_is_flushed_without_an_object() -> None:
-    assert flow(shape(SPARSE, brokers=10, partitions=60_000), SETTINGS).flushes_per_s == 0
+    assert (lone.lone_per_s, lone.early_puts_per_s, lone.flushes_per_s) == (50.0, pytest.approx(1 / 60), 0.0)
+    assert both.lone_per_s == pytest.approx(ON_OXIA.bytes_per_s / (FULL.batch_bytes + 2_048))
+    assert both.flushes_per_s > 4
 
 
 def test_flushes_go_by_time_or_by_bytes_and_hold_different_partitions() -> None:

@@ -125,7 +125,10 @@ class Stored(NamedTuple):
         assert await self.sentinels() == []
 
     async def contents(self) -> list[bytes]:
-        return [await self.broker.read_all(partition) for partition in (ONE, OTHER)]
+        return [await self.contents_of(partition) for partition in (ONE, OTHER)]
+
+    async def contents_of(self, partition: PartitionId) -> bytes:
+        return await self.broker.read_all(partition)
 
 
 @contextlib.asynccontextmanager
@@ -461,10 +464,10 @@ async def test_a_cycle_is_bounded_and_the_next_goes_on_where_it_ended() -> None:
                 seen.append((report.looked_at, report.deleted, sorted(ended)))
 
         assert seen == [
-            (5 + 2, 5, ["segments/"]),
-            (5 + 2, 5, ["segments/"]),
-            (2 + 2, 2, ["segments/", "wal/"]),
-            (0 + 2, 0, ["segments/", "wal/"]),
+            (5 + 2, 5, ["llog/early/", "segments/"]),
+            (5 + 2, 5, ["llog/early/", "segments/"]),
+            (2 + 2, 2, ["llog/early/", "segments/", "wal/"]),
+            (0 + 2, 0, ["llog/early/", "segments/", "wal/"]),
         ]
 
 

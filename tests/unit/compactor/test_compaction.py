@@ -13,16 +13,17 @@ from compactor.limits import CompactorLimits
 from compactor.plan import CompactionPolicy
 from runtime.clock import SystemClock
 from storage.errors import Corrupt, OutcomeUnknown, Unavailable
-from storage.formats.manifest import CompactionState, LogState, Manifest, decode_attempt, encode, inline_bytes
+from storage.formats.manifest import CompactionState, LogState, Manifest, decode_attempt, encode
 from storage.formats.segment import decode_footer, parse_segment_key, segment_key
 from storage.formats.wal import object_key
-from storage.log.flush import InlineSettings
-from storage.log.limits import DEFAULT_LIMITS
+from storage.log.flush import EarlySettings
+from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Applied, DeleteRange, Put, WriteOp, WriteOutcome
 from storage.objects.memory import MemoryObjectStore
 from storage.vocabulary import ObjectId
+from tests.kit.inline_entries import put_inline
 from tests.kit.record_batches import record_batch
 from tests.unit.compactor.compacting import compacting, index_ends, left_behind, listed_segments
 from tests.unit.compactor.crashing import Crash, Crashing
@@ -326,6 +327,10 @@ async def test_a_write_without_an_answer_changes_nothing_of_the_log(at: int, fau
         assert await other.read_all() == before
 
 
+OFTEN = LogLimits(early_age_s=0.001, early_delete_after_s=0.0, early_delete_pause_s=0.0)
+"""Early objects are stored, and their pages go, while entries are compacted."""
+
+
 async def test_a_compacted_log_equals_the_uncompacted_one_under_random_schedules() -> None:
     compacted = merged = trimmed = carried = 0
     for seed in range(12):
@@ -334,10 +339,10 @@ async def test_a_compacted_log_equals_the_uncompacted_one_under_random_schedules
         shared, objects = MemoryMetadataStore(clock=clock, shards=1), MemoryObjectStore(clock=clock)
         policy = CompactionPolicy(entries_due=chance.randint(1, 20), segment_bytes=chance.choice([400, 4_000, 1 << 20]))
         expected = bytearray()
-        inline = InlineSettings(bytes_max=(0, 60, 75, 1_024)[seed % 4])
+        early = EarlySettings(bytes_per_s=(0, 6_000, 20_000, 1 << 30)[seed % 4])
         async with (
-            rig(shared=shared, objects=objects, inline=inline) as one,
-            rig(shared=shared, objects=objects, epoch=8, inline=InlineSettings(bytes_max=(0, 1_024)[seed % 2])) as two,
+            rig(shared=shared, objects=objects, early=early, limits=OFTEN) as one,
+            rig(shared=shared, objects=objects, epoch=8, early=EarlySettings(bytes_per_s=(0, 1 << 30)[seed % 2])) as two,
         ):
             async with compacting(shared, objects, policy=policy) as compaction:
                 for step in range(60):
@@ -353,7 +358,7 @@ async def test_a_compacted_log_equals_the_uncompacted_one_under_random_schedules
                             for reader in (one, two):
                                 await check_reads(reader, chance)
                 expected = bytearray(await two.read_all())
-                carried += inline_bytes((await one.manifest()).pending) > 0
+                carried += any(entry.is_early for entry in (await one.manifest()).pending)
             assert expected == await one.read_all()
             manifest = await one.manifest()
             merged += manifest.compaction_cursor > 0
@@ -361,7 +366,7 @@ async def test_a_compacted_log_equals_the_uncompacted_one_under_random_schedules
             assert expected.count(b"\x02") > 0
 
     assert compacted > 50
-    assert carried > 2, "rings that carry batches were compacted, too"
+    assert carried > 2, "rings with early entries were compacted, too"
     assert merged == 12
     assert trimmed > 0
 
@@ -387,12 +392,12 @@ def test_names_of_segments_say_whose_they_are() -> None:
     assert Manifest().compaction_cursor == 0
 
 
-@pytest.mark.parametrize(("bytes_max", "times"), [(0, 1), (1_024, 6)], ids=["objects", "inline"])
-async def test_what_is_not_due_says_when_it_will_be(bytes_max: int, times: int) -> None:
+@pytest.mark.parametrize("early", [0, 1 << 30], ids=["objects", "early"])
+async def test_what_is_not_due_says_when_it_will_be(early: int) -> None:
     shared, objects = MemoryMetadataStore(clock=SystemClock(), shards=1), MemoryObjectStore(clock=SystemClock())
     policy = CompactionPolicy(age_due_ms=1_000_000)
     async with (
-        rig(shared=shared, objects=objects, inline=InlineSettings(bytes_max=bytes_max)) as broker,
+        rig(shared=shared, objects=objects, early=EarlySettings(bytes_per_s=early)) as broker,
         compacting(shared, objects, policy=policy) as compaction,
     ):
         assert (await compaction.run(PARTITION)).due_ms is None
@@ -400,18 +405,17 @@ async def test_what_is_not_due_says_when_it_will_be(bytes_max: int, times: int) 
         result = await compaction.run(PARTITION)
 
     assert result.waiting_since_ms is not None
-    assert result.due_ms == result.waiting_since_ms + times * policy.age_due_ms
+    assert result.due_ms == result.waiting_since_ms + policy.age_due_ms
 
 
 async def test_a_segment_takes_no_more_of_what_entries_carry_than_memory_should_hold() -> None:
     shared, objects = MemoryMetadataStore(clock=SystemClock(), shards=1), MemoryObjectStore(clock=SystemClock())
-    policy = CompactionPolicy(entries_due=1, inline_bytes_due=1)
-    async with rig(shared=shared, objects=objects, inline=InlineSettings(bytes_max=1_024)) as broker:
-        for number in range(3 * DEFAULT_LIMITS.pending_entries_max):
-            await broker.send(record_batch(b"%d" % number))
+    policy = CompactionPolicy(entries_due=1)
+    async with rig(shared=shared, objects=objects) as broker:
+        chunks = await put_inline(shared, [record_batch(b"%d" % number) for number in range(3 * DEFAULT_LIMITS.pending_entries_max)])
         before = await broker.read_all()
         async with compacting(shared, objects, policy=policy, limits=CompactorLimits(inline_bytes_read_max=1)) as compaction:
-            segments = [(await compaction.run(PARTITION)).segment for _ in range(3)]
+            segments = [(await compaction.run(PARTITION)).segment for _ in range(chunks)]
         after = await broker.read_all()
 
     assert [(one.base, one.last) for one in segments if one is not None] == [(0, 15), (16, 31), (32, 47)], "a page of the index at a time"

@@ -31,13 +31,14 @@ from runtime.clock import SystemClock
 from storage.errors import Corrupt, EndsEarly, NotFound, StorageError, Unavailable
 from storage.formats.manifest import Entry, Manifest, encode
 from storage.formats.wal import object_key
-from storage.log.flush import NO_INLINE, FlushSettings, InlineSettings
+from storage.log.flush import FlushSettings
 from storage.metadata.keys import PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Put
 from storage.objects.memory import MemoryObjectStore
 from storage.recordbatch import parse_header
 from storage.vocabulary import Buffer, ObjectId, PartitionId
+from tests.kit.inline_entries import put_inline
 from tests.kit.record_batches import record_batch
 from tests.unit.compactor.compacting import left_behind, opened
 from tests.unit.storage.log.rig import TOPIC, Rig, rig
@@ -160,13 +161,16 @@ class Bench(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def bench(inline: InlineSettings = NO_INLINE) -> AsyncIterator[Bench]:
+async def bench(*, carried: bool = False) -> AsyncIterator[Bench]:
+    """A log in each of PARTITIONS; `carried`: their entries carry their batches, as those before format level 5 may."""
     shared = MemoryMetadataStore(clock=SystemClock(), shards=1)
     for partition in PARTITIONS:
         await shared.write([Put(PartitionKeys(partition).manifest, encode(Manifest()), ABSENT)])
-    async with rig(shared=shared, flush=FlushSettings(interval_s=0.005, gather_s=0.0), inline=inline) as broker:
-        for number in range(OBJECTS):
+    async with rig(shared=shared, flush=FlushSettings(interval_s=0.005, gather_s=0.0)) as broker:
+        for number in range(OBJECTS if not carried else 0):
             await asyncio.gather(*[broker.send(record_batch(b"%d" % number), partition=partition) for partition in PARTITIONS])
+        for partition in PARTITIONS if carried else ():
+            await put_inline(shared, [record_batch(b"%d" % number) for number in range(OBJECTS)], partition)
         objects = CountingObjects(broker.objects.inner)
         async with opened(shared, objects) as compaction:
             yield Bench(broker, objects, compaction)
@@ -304,7 +308,7 @@ async def test_room_is_given_in_parts_and_the_largest_works_alone() -> None:
 
 async def test_a_round_holds_so_much_of_what_entries_carry_and_leaves_the_rest() -> None:
     limits = CompactorLimits(begun_together_max=2)
-    async with bench(InlineSettings(bytes_max=1_024)) as it:
+    async with bench(carried=True) as it:
         before = [await it.broker.read_all(partition) for partition in PARTITIONS]
         first = await it.run(RoundPolicy(segment_bytes_max=INLINE_SHARE), limits=limits)
         second = await it.run(None, first.left, limits=limits)

@@ -3,11 +3,15 @@
 import pytest
 
 from compactor.limits import DEFAULT_LIMITS
-from compactor.slices import GETS_TOGETHER, GatheredSlices, open_spool
+from compactor.slices import GETS_TOGETHER, GatheredSlices, PartitionEntries, open_spool
 from runtime.blocking import InlineBlocking
+from runtime.clock import SystemClock
 from storage.errors import Unavailable
 from storage.formats.manifest import Entry
+from storage.metadata.keys import PartitionKeys
+from storage.metadata.memory import MemoryMetadataStore
 from storage.vocabulary import ObjectId
+from tests.unit.storage.log.rig import PARTITION
 
 ONE = ObjectId("01M8ENPC0WP3R34E36D6181E6P")
 READS = GETS_TOGETHER + 3
@@ -26,8 +30,9 @@ async def test_an_object_of_which_a_range_could_not_be_read_is_not_asked_for_ano
     objects = NoObjects()
     entries = [Entry(number, number, ONE, ((number * 2 * DEFAULT_LIMITS.gap_bytes_max, 100),), 0, 0) for number in range(READS)]
     async with open_spool(InlineBlocking(), bytes_max=1 << 20) as spool:
-        slices = GatheredSlices(objects, spool)  # type: ignore[arg-type]
-        await slices.gather(entries)
+        metadata = MemoryMetadataStore(clock=SystemClock())
+        slices = GatheredSlices(objects, spool, metadata=metadata)  # type: ignore[arg-type]
+        await slices.gather([PartitionEntries(PartitionKeys(PARTITION), 1, entries)])
 
         for entry in entries:
             with pytest.raises(Unavailable, match="no answer"):

@@ -42,18 +42,20 @@ def test_a_broker_that_fills_its_objects_makes_more_than_one_an_interval() -> No
 
 
 def test_fewer_batches_than_intervals_make_an_object_each() -> None:
-    assert estimated(dataclasses.replace(EXAMPLE, bytes_per_s=30_000, batches_per_s=3.0)).objects_per_s == 3.0
+    none_early = dataclasses.replace(EXAMPLE, bytes_per_s=30_000, batches_per_s=3.0, early_bytes_per_s=0)
+
+    assert estimated(none_early).objects_per_s == 3.0
 
 
-def test_small_batches_go_inline_and_cost_no_object_until_they_are_compacted() -> None:
-    found = estimated(dataclasses.replace(EXAMPLE, bytes_per_s=30_000, batches_per_s=30.0))
+def test_what_is_within_the_budget_goes_early_and_is_an_object_a_minute_of_each_broker_or_full_ones() -> None:
+    little = dataclasses.replace(EXAMPLE, bytes_per_s=30_000, batches_per_s=30.0)
+    more = dataclasses.replace(EXAMPLE, bytes_per_s=3 * MIB, batches_per_s=300.0)
+    beyond = dataclasses.replace(EXAMPLE, bytes_per_s=3 * MIB, batches_per_s=6_000.0)
 
-    assert {name: item.dollars for name, item in forebay(found).items() if name.startswith(("PUT of WAL", "GET"))} == {
-        "PUT of WAL objects": 0.0,
-        "GET by readers": 0.0,
-        "GET by compaction": 0.0,
-    }
-    assert forebay(found)["PUT of segments"].dollars > 0
+    assert estimated(little).objects_per_s == pytest.approx(3 / 60)
+    assert estimated(more).objects_per_s == pytest.approx(3 / 8)
+    assert estimated(beyond).objects_per_s == 3 / EXAMPLE.flush_interval_s, "each commit counts as 2 KiB more"
+    assert forebay(estimated(little))["PUT of segments"].dollars > 0
 
 
 def test_readers_fetch_each_object_in_blocks_and_a_zone_cache_once_a_zone() -> None:
@@ -77,7 +79,7 @@ def test_compaction_reads_each_object_once_and_stores_a_segment_in_parts() -> No
 
 
 def test_a_collector_lists_what_is_kept_a_thousand_at_a_time() -> None:
-    idle = dataclasses.replace(EXAMPLE, bytes_per_s=1, batches_per_s=1e6)
+    idle = dataclasses.replace(EXAMPLE, bytes_per_s=1, batches_per_s=0.001)
 
     assert forebay(estimated(idle))["LIST by collection"].quantity == pytest.approx(730 * 12 * 2)
 

@@ -79,6 +79,13 @@ def test_lists_and_numbers_may_be_written_as_yaml_has_them() -> None:
     ("text", "problem"),
     [
         ("kafka:\n  listenerz: x\n", "forebay.yaml:2: kafka.listenerz is not a setting. Did you mean kafka.listeners?"),
+        (
+            "storage:\n  inline_bytes: 1KiB\n",
+            (
+                "forebay.yaml:2: storage.inline_bytes is not a setting any more. Write storage.early_bytes_per_second: how much is "
+                "committed in a second before its object is stored; 0B for all in objects. Without it the metadata store says how much."
+            ),
+        ),
         ("zzz:\n  a: 1\n", "forebay.yaml:2: zzz.a is not a setting. `forebay config init` shows them all."),
         ("kafka: 5\n", "forebay.yaml:1: kafka is a section, not a setting. Its settings go below it, e.g. kafka.listeners."),
         (

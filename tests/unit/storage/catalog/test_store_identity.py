@@ -27,7 +27,7 @@ from storage.catalog.identity import (
 from storage.catalog.topic import read_topic
 from storage.catalog.topics import Topics
 from storage.errors import Corrupt, IncompatibleFormat, OutcomeUnknown, Unavailable
-from storage.formats.manifest import Entry, IndexChunk, Manifest, SegmentEntry, decode_manifest, encode
+from storage.formats.manifest import Early, Entry, IndexChunk, Manifest, SegmentEntry, decode_manifest, encode
 from storage.formats.segment import segment_key
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
 from storage.metadata.keys import CLUSTER, PartitionKeys
@@ -284,14 +284,15 @@ async def test_the_end_of_a_log_is_named_of_which_the_beginning_may_be_collected
     assert (await look(place.metadata, place.objects)).named == object_key(object_id)
 
 
+@pytest.mark.parametrize("batches", [b"carried", Early(64, ((64, 7),))], ids=["inline", "early"])
 @pytest.mark.parametrize("is_pending", [True, False], ids=["pending", "index"])
-async def test_behind_what_entries_carry_the_last_object_that_must_be_there_is_named(is_pending: bool) -> None:
+async def test_behind_what_entries_carry_the_last_object_that_must_be_there_is_named(is_pending: bool, batches: bytes | Early) -> None:
     place = Place()
     await place.begin_without_marker()
     (partition,) = await place.create_topic()
     object_id, at = await place.put_object(1, partition), PartitionKeys(partition)
     stored = Entry(0, 1, object_id, ((header_bytes(1), 1),), 0, 0)
-    entries = stored, Entry(2, 3, ObjectId(f"{2:026}"), b"carried", 0, 0)
+    entries = stored, Entry(2, 3, ObjectId(f"{2:026}"), batches, 0, 0)
     segment = SegmentEntry(0, 1, ObjectId(f"{3:026}"), 1, 0, 0)
 
     async def named(**fields: Any) -> str | None:
@@ -300,7 +301,7 @@ async def test_behind_what_entries_carry_the_last_object_that_must_be_there_is_n
         return (await look(place.metadata, place.objects)).named
 
     assert await named() == object_key(object_id)
-    assert await named(log_start=2) == MARKER_KEY, "the object may have been collected, but who carries batches has put a marker before"
+    assert await named(log_start=2) == MARKER_KEY, "the object may have been collected, but a marker was put before the last entry"
     assert await named(compaction_cursor=2, segment=segment) == segment_key(partition, segment.object_id)
 
 

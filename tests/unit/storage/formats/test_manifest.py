@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from storage.errors import Corrupt, IncompatibleFormat
 from storage.formats.levels import undecodable
 from storage.formats.manifest import (
+    Early,
     Entry,
     IndexChunk,
     LogState,
@@ -25,7 +26,7 @@ from storage.formats.manifest import (
     with_rewritten,
 )
 from storage.limits import (
-    INLINE_BYTES_MAX,
+    EARLY_SLICE_BYTES_MAX,
     MANIFEST_BYTES_TARGET,
     METADATA_VALUE_BYTES_MAX,
     PRODUCER_BATCHES_KEPT,
@@ -173,7 +174,7 @@ def test_a_full_ring_stays_far_below_the_cap() -> None:
     assert len(encode(Manifest(sequence_counter=2**62, pending=pending))) < DEFAULT_LIMITS.manifest_bytes_max // 3
 
 
-def test_the_largest_record_has_room_for_what_a_commit_may_carry() -> None:
+def test_the_largest_record_has_room_for_the_entry_of_a_commit() -> None:
     """Else a batch could never be appended: when the ring is drained, nothing else can leave."""
     batch = ProducerBatch(2**31 - 1, 2**31 - 1, 10**12, 1_700_000_000_000)
     state, hot = ProducerState(2**15 - 1, (batch,) * PRODUCER_BATCHES_KEPT), dict[int, ProducerState]()
@@ -185,7 +186,7 @@ def test_the_largest_record_has_room_for_what_a_commit_may_carry() -> None:
         log_start=10**12,
         compaction_cursor=10**12 + 1,
         segment=segment,
-        pending=(Entry(10**12 + 1, 10**12 + 1, ID, b"x" * INLINE_BYTES_MAX, 1_700_000_000_000, 1_700_000_000_000),),
+        pending=(Entry(10**12 + 1, 10**12 + 1, ID, Early(10**7, ((10**7, 10**5),)), 1_700_000_000_000, 1_700_000_000_000),),
         writers={10**9 + n: WriterEntry(10**9, 99) for n in range(DEFAULT_LIMITS.writers_kept_max)},
         producers=hot,
         pages=tuple(PageRef(f"{10**9}-{10**9}-{10**9}-9-11", 10**12, 10**12, 1_700_000_000_000) for _ in range(PRODUCER_PAGES_MAX)),
@@ -211,9 +212,9 @@ def test_a_floor_that_is_no_object_id_is_corrupt() -> None:
         decode_manifest(encode(Manifest(revoked_floor=ObjectId("nonsense"))), path="test")
 
 
-@pytest.mark.parametrize("value", [{"fmt": 4}, {"fmt": 4, "log_state": "SPLIT"}, {"fmt": 5, "pending": "elsewhere"}])
+@pytest.mark.parametrize("value", [{"fmt": 5}, {"fmt": 5, "log_state": "SPLIT"}, {"fmt": 6, "pending": "elsewhere"}])
 def test_a_newer_format_is_refused_by_its_number_whatever_else_it_holds(value: dict[str, object]) -> None:
-    with pytest.raises(IncompatibleFormat, match="this program knows up to 3"):
+    with pytest.raises(IncompatibleFormat, match="this program knows up to 4"):
         decode_manifest(msgspec.json.encode(value), path="test")
 
 
@@ -252,7 +253,7 @@ def test_a_chunk_with_inline_entries_survives_and_has_a_number_of_its_own(found:
 def test_inline_entries_under_an_older_number_are_corrupt(fmt: int) -> None:
     carried = Entry(0, 0, ID, b"batch", 0, 0)
 
-    with pytest.raises(Corrupt, match="has_inline_entries=True"):
+    with pytest.raises(Corrupt, match="expected=3"):
         decode_manifest(msgspec.json.encode(Manifest(fmt=fmt, sequence_counter=1, pending=(carried,))), path="test")
     with pytest.raises(Corrupt, match="contradict"):
         decode_chunk(msgspec.json.encode(IndexChunk(fmt=fmt, entries=(carried,))), path="test")
@@ -264,3 +265,104 @@ def test_a_release_that_knows_no_inline_entries_says_that_a_newer_one_wrote_them
     with pytest.raises(msgspec.ValidationError) as refused:
         msgspec.json.decode(data, type=ControlOfLevel1)
     assert isinstance(undecodable(refused.value, data, known=2, path="test"), IncompatibleFormat)
+
+
+def early(entry: Entry, *, before: int = 0) -> Entry:
+    """The same, in an object that is stored later: `before` bytes of others are in front of its first batch, in the same page."""
+    spans = entry.spans or ((before, 88),)
+    first = spans[0][0]
+    if sum(spans[-1]) - first + before > EARLY_SLICE_BYTES_MAX:
+        spans = ((first, 88),)
+    return msgspec.structs.replace(entry, batches=Early(max(0, first - before), spans))
+
+
+EARLY = Entry(7, 9, ID, Early(64, ((164, 88), (300, 10))), 1_000, 2_000)
+EARLY_JSON = b'[7,9,"01J00000000000000000000000",{"start":64,"spans":[[164,88],[300,10]]},1000,2000]'
+WITH_SPANS = Entry(5, 6, ID, ((164, 88),), 1_000, 2_000)
+WITH_SPANS_JSON = b'[5,6,"01J00000000000000000000000",[[164,88]],1000,2000]'
+CARRIED = Entry(0, 4, ID, b"batch", 1_000, 2_000)
+CARRIED_JSON = b'[0,4,"01J00000000000000000000000","YmF0Y2g=",1000,2000]'
+
+
+def test_a_manifest_with_an_early_entry_has_these_bytes() -> None:
+    data = encode(Manifest(sequence_counter=10, pending=(WITH_SPANS, EARLY)))
+
+    assert data.startswith(b'{"fmt":4,"log_state":"OPEN"')
+    assert b'"pending":[' + WITH_SPANS_JSON + b"," + EARLY_JSON + b"]" in data
+
+
+@pytest.mark.parametrize("pending", [(EARLY,), (WITH_SPANS, EARLY), (CARRIED, WITH_SPANS, EARLY), (CARRIED, EARLY)])
+@pytest.mark.parametrize("is_merging", [False, True])
+def test_an_early_entry_gives_its_record_the_highest_number_beside_whatever_else(pending: tuple[Entry, ...], is_merging: bool) -> None:
+    manifest = Manifest(sequence_counter=30, pending=pending)
+    if is_merging:
+        manifest = with_rewritten(with_segment(manifest), MERGED)
+    found = decode_manifest(encode(manifest), path="test")
+
+    assert found == msgspec.structs.replace(manifest, fmt=4)
+    assert (found.pending, found.rewritten) == (pending, MERGED if is_merging else None)
+    assert msgspec.json.decode(encode(msgspec.structs.replace(found, pending=())))["fmt"] == (2 if is_merging else 1)
+
+
+def test_a_chunk_with_an_early_entry_has_these_bytes() -> None:
+    data = encode(IndexChunk(entries=(CARRIED, WITH_SPANS, EARLY)))
+
+    assert data == b'{"fmt":4,"entries":[' + b",".join([CARRIED_JSON, WITH_SPANS_JSON, EARLY_JSON]) + b"]}"
+    assert decode_chunk(data, path="test").entries == (CARRIED, WITH_SPANS, EARLY)
+
+
+def test_records_without_early_entries_are_the_same_bytes_as_before_there_were_any() -> None:
+    assert encode(IndexChunk(entries=(WITH_SPANS,))) == b'{"fmt":1,"entries":[' + WITH_SPANS_JSON + b"]}"
+    assert encode(IndexChunk(entries=(CARRIED,))) == b'{"fmt":3,"entries":[' + CARRIED_JSON + b"]}"
+
+
+@given(manifests, st.lists(st.one_of(entries, inline_entries, entries.map(early)), min_size=1, max_size=4), st.booleans())
+def test_a_record_of_any_entries_survives_the_round_trip(manifest: Manifest, pending: list[Entry], is_merging: bool) -> None:
+    manifest = msgspec.structs.replace(manifest, pending=tuple(pending))
+    if is_merging:
+        manifest = with_rewritten(with_segment(manifest), MERGED)
+    found = decode_manifest(encode(manifest), path="test")
+    chunk = decode_chunk(encode(IndexChunk(entries=tuple(pending))), path="test")
+
+    assert found.pending == chunk.entries == tuple(pending)
+    assert any(entry.is_early for entry in pending) == (found.fmt == 4) == (chunk.fmt == 4)
+
+
+@pytest.mark.parametrize("fmt", [1, 2, 3])
+def test_early_entries_under_an_older_number_are_corrupt(fmt: int) -> None:
+    with pytest.raises(Corrupt, match="expected=4"):
+        decode_manifest(msgspec.json.encode(Manifest(fmt=fmt, sequence_counter=10, pending=(EARLY,))), path="test")
+    with pytest.raises(Corrupt, match="contradict"):
+        decode_chunk(msgspec.json.encode(IndexChunk(fmt=fmt, entries=(EARLY,))), path="test")
+
+
+@pytest.mark.parametrize("entry", [WITH_SPANS, CARRIED])
+def test_the_number_of_early_entries_without_one_is_corrupt(entry: Entry) -> None:
+    with pytest.raises(Corrupt, match="contradict"):
+        decode_manifest(msgspec.json.encode(Manifest(fmt=4, sequence_counter=10, pending=(entry,))), path="test")
+    with pytest.raises(Corrupt, match="contradict"):
+        decode_chunk(msgspec.json.encode(IndexChunk(fmt=4, entries=(entry,))), path="test")
+
+
+@pytest.mark.parametrize("known", [1, 2, 3])
+def test_a_release_that_knows_no_early_entries_says_that_a_newer_one_wrote_them(known: int) -> None:
+    data = encode(Manifest(sequence_counter=10, pending=(EARLY,)))
+
+    with pytest.raises(msgspec.ValidationError) as refused:
+        msgspec.json.decode(data, type=ControlOfLevel1)
+    assert isinstance(undecodable(refused.value, data, known=known, path="test"), IncompatibleFormat)
+
+
+@pytest.mark.parametrize("batches", [{"start": 64}, {"spans": [[64, 88]]}, {"start": "64", "spans": []}, {"start": 64, "spans": [[64]]}])
+def test_an_early_entry_that_lacks_something_is_corrupt(batches: dict[str, object]) -> None:
+    chunk = {"fmt": 4, "entries": [[7, 9, ID, batches, 1_000, 2_000]]}
+
+    with pytest.raises(Corrupt, match="test"):
+        decode_chunk(msgspec.json.encode(chunk), path="test")
+
+
+def test_an_entry_says_where_its_batches_are() -> None:
+    assert (EARLY.spans, EARLY.extent, EARLY.size_bytes) == (((164, 88), (300, 10)), (164, 310), 98)
+    assert (WITH_SPANS.spans, WITH_SPANS.extent, WITH_SPANS.size_bytes) == (((164, 88),), (164, 252), 88)
+    assert (CARRIED.spans, CARRIED.size_bytes) == ((), 5)
+    assert [(one.is_inline, one.is_early) for one in (EARLY, WITH_SPANS, CARRIED)] == [(False, True), (False, False), (True, False)]

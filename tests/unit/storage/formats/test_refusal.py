@@ -15,7 +15,7 @@ from storage.catalog.identity import decode_cluster, decode_marker
 from storage.catalog.producer_ids import decode_next_block
 from storage.catalog.topic import decode_topic, decode_topic_id
 from storage.errors import Corrupt, IncompatibleFormat
-from storage.formats import levels, wal
+from storage.formats import early_page, levels, wal
 from storage.formats.manifest import decode_chunk, decode_manifest, decode_page
 from storage.log.batch import Appended
 from storage.metadata.keys import PartitionKeys
@@ -42,12 +42,15 @@ MANIFEST = {
     "writers": {"2": [18, 1]},
     "producers": {"7": STATE},
 }
+EARLY_ENTRY = [0, 9, "01JGFJJZ005591T038X855YAFS", {"start": 64, "spans": [[126, 88]]}, 1, 1]
 MERGING = {**MANIFEST, "fmt": 2, "segment": [2, 3, "01JGFJJZ005591T038X855YAFS", 10, 1, 1], "rewritten": MANIFEST["segment"]}
 BROKER = {"fmt": 1, "broker_id": 1, "listeners": [["P", "h", 1]], "rack": None, "version": "0", "started_at_ms": 1, "session_id": 1}
 RECORDS: dict[str, tuple[Decode, dict[str, Any]]] = {
     "manifest": (_by_path(decode_manifest), MANIFEST),
     "manifest with a merge": (_by_path(decode_manifest), MERGING),
+    "manifest with an early entry": (_by_path(decode_manifest), {**MANIFEST, "fmt": 4, "pending": [EARLY_ENTRY]}),
     "index chunk": (_by_path(decode_chunk), {"fmt": 1, "entries": [ENTRY]}),
+    "index chunk with an early entry": (_by_path(decode_chunk), {"fmt": 4, "entries": [EARLY_ENTRY]}),
     "page of producers": (_by_path(decode_page), {"fmt": 1, "producers": {"7": STATE}}),
     "topic": (
         decode_topic,
@@ -79,6 +82,7 @@ ARRAYS = [
     ("manifest", ("writers", "2")),
     ("manifest", ("producers", "7")),
     ("manifest", ("producers", "7", 1, 0)),
+    ("manifest with an early entry", ("pending", 0)),
     ("index chunk", ("entries", 0)),
     ("page of producers", ("producers", "7")),
     ("group", ("members", 0)),
@@ -116,7 +120,7 @@ def test_a_field_of_a_newer_release_is_refused(kind: str) -> None:
 def test_a_higher_number_is_refused_whatever_else_is_there(kind: str) -> None:
     decode, value = RECORDS[kind]
 
-    number = 4 if kind.startswith(("manifest", "index chunk")) else 3 if kind.startswith("broker") else 2
+    number = 5 if kind.startswith(("manifest", "index chunk")) else 3 if kind.startswith("broker") else 2
     for newer in ({**value, "fmt": number}, {"fmt": number}):
         with pytest.raises(IncompatibleFormat, match=f"format {number}"):
             decode(record_of(newer))
@@ -152,6 +156,17 @@ def test_an_element_more_is_refused(kind: str, way: tuple[Any, ...]) -> None:
         decode(record_of(value))
 
 
+@pytest.mark.parametrize(
+    ("kind", "list_name"), [("manifest with an early entry", "pending"), ("index chunk with an early entry", "entries")]
+)
+def test_a_field_more_of_where_early_batches_lie_is_refused(kind: str, list_name: str) -> None:
+    decode, value = RECORDS[kind]
+    batches = {**EARLY_ENTRY[3], "of_a_newer_release": 1}  # type: ignore[dict-item]
+
+    with pytest.raises(IncompatibleFormat, match="of_a_newer_release"):
+        decode(record_of({**value, list_name: [[*EARLY_ENTRY[:3], batches, *EARLY_ENTRY[4:]]]}))
+
+
 @pytest.mark.parametrize(("kind", "field"), [("manifest", "log_state"), ("topic", "state")])
 def test_a_name_that_is_not_known_is_refused(kind: str, field: str) -> None:
     decode, value = RECORDS[kind]
@@ -184,7 +199,7 @@ def test_it_is_logged_once_for_a_key_with_the_release_and_for_so_many_keys(logge
     assert "Object contains unknown field `more`" in str(logged[0]["cause"])
 
 
-@pytest.mark.parametrize("more", [{"ongoing_txns": {"5": 0}}, {"pending": [[*ENTRY, "more"]]}, {"fmt": 4}])
+@pytest.mark.parametrize("more", [{"ongoing_txns": {"5": 0}}, {"pending": [[*ENTRY, "more"]]}, {"fmt": 5}])
 async def test_a_commit_writes_nothing_over_a_manifest_of_a_newer_release(more: dict[str, Any]) -> None:
     """The review's X: the fields were gone with the next commit."""
     async with rig() as broker:
@@ -224,8 +239,9 @@ def test_the_level_of_this_release_names_the_formats_that_are_written() -> None:
 
     assert segment.FMT == manifest.COMPACTION_FMT == brokers.COMPACTOR_FMT
     assert levels.FORMATS[levels.LEVEL_MAX] == {
-        "WAL object": wal.FMT,
-        "manifest, index chunk, producer state": manifest.FMT_INLINE,
+        "WAL object": wal.FMT_EARLY,
+        "manifest, index chunk, producer state": manifest.FMT_EARLY,
+        "early page": early_page.FMT,
         "topic, its name by id": topic.TOPIC_FMT,
         "broker": brokers.BROKER_FMT_ROLES,
         "cluster": identity.CLUSTER_FMT,

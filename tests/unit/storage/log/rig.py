@@ -19,7 +19,7 @@ from storage.formats.levels import LEVEL_MAX
 from storage.formats.manifest import Manifest, decode_manifest, encode
 from storage.limits import BLOCK_BYTES, PART_BYTES
 from storage.log.batch import Append, Appended, batch_of
-from storage.log.flush import NO_INLINE, FlushSettings, InlineSettings
+from storage.log.flush import NO_EARLY, EarlySettings, FlushSettings
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.log.partition import BrokerEpoch
 from storage.log.parts import LogParts, open_log
@@ -45,6 +45,7 @@ class FaultyMetadata:
         self.late: list[Sequence[WriteOp]] = []
         self.writes: list[Sequence[WriteOp]] = []
         self.reads_fail = False
+        self.reads = 0
         self.write_s = 0.0
         self._is_late = asyncio.Event()
         self.on_seen_first: Callable[[], Awaitable[None]] | None = None
@@ -53,6 +54,7 @@ class FaultyMetadata:
         return getattr(self._inner, name)
 
     async def get_many(self, wanted: Sequence[keys.Key]) -> list[object]:
+        self.reads += 1
         if self.reads_fail:
             raise Unavailable("reads are switched off")
         return list(await self._inner.get_many(wanted))
@@ -148,7 +150,7 @@ class Rig:
         self.source = object()
 
     def send(
-        self, *batches: bytearray, partition: PartitionId = PARTITION, source: object = None, together: int = 1, arrived: int = -1
+        self, *batches: bytearray, partition: PartitionId = PARTITION, source: object = None, arrived: int = -1
     ) -> "asyncio.Future[list[Appended | StorageError]]":
         """One append of these batches; its results. `arrived`: how many losses there were when it came; -1: it comes now."""
         done: asyncio.Future[list[Appended | StorageError]] = asyncio.get_running_loop().create_future()
@@ -160,7 +162,7 @@ class Rig:
         log = self.parts.partitions.get(partition)
         for index, data in enumerate(batches):
             view = memoryview(data)
-            self.parts.appender.submit(log, batch_of(view, parse_header(view), append, index), together=together)
+            self.parts.appender.submit(log, batch_of(view, parse_header(view), append, index))
         return done
 
     async def manifest(self, partition: PartitionId = PARTITION) -> Manifest:
@@ -197,7 +199,7 @@ async def rig(
     cache_bytes: int = 1 << 20,
     block_bytes: int = BLOCK_BYTES,
     part_bytes: int = PART_BYTES,
-    inline: InlineSettings = NO_INLINE,
+    early: EarlySettings = NO_EARLY,
     level: int = LEVEL_MAX,
     clock: Clock | None = None,
     former: Former = no_former,
@@ -243,7 +245,7 @@ async def rig(
             ),
             tail_bytes_max=1 << 20,
             flush=flush or FlushSettings(interval_s=0.0, gather_s=0.0),
-            inline=inline,
+            early=early,
             level=lambda: level,
             epoch=broker_epoch,
             ids=ids,

@@ -26,7 +26,6 @@ class Batch:
     max_timestamp: int = 1_000
     position: int = 0
     size_bytes: int = 100
-    inline_data: bytes = b""
 
 
 def run(manifest: Manifest, *batches: Batch, **options: object) -> Decision:

@@ -10,7 +10,7 @@ from storage.errors import OutcomeUnknown, StorageError, Unavailable
 from storage.log.batch import Append, Appended, batch_of
 from storage.log.flush import FlushSettings
 from storage.log.limits import LogLimits
-from storage.log.writer import UPLOADS_MAX
+from storage.log.uploads import UPLOADS_MAX
 from storage.recordbatch import parse_header
 from tests.kit.batches import batch_bytes
 from tests.kit.collector import no_collector

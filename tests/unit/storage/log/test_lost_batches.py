@@ -8,11 +8,11 @@ import pytest
 
 from storage.errors import NotFound, StorageError, Unavailable
 from storage.formats.manifest import encode
-from storage.log import writer
 from storage.log.batch import Appended
 from storage.log.limits import LogLimits
 from storage.log.partition import LOSSES_KEPT_MAX, Losses
 from storage.log.producers import PermittedStart, WaitingProducers
+from storage.log.uploads import UPLOADS_MAX
 from storage.metadata import keys
 from storage.metadata.port import Key, Put, Record, WriteOp, WriteOutcome
 from storage.vocabulary import PartitionId
@@ -129,14 +129,14 @@ async def test_a_flush_that_waits_for_a_place_holds_nothing_once_it_is_answered(
         gate = broker.objects.gate = asyncio.Event()
         data = [batch_bytes(payload=bytes(9_000_000)) for _ in range(6)]  # each makes a flush due by bytes
         sent = [broker.send(one) for one in data]
-        await until_put(broker, writer.UPLOADS_MAX)
+        await until_put(broker, UPLOADS_MAX)
         appender = broker.parts.appender
         for commit in tuple(appender._in_flight._commits):
             commit.deadline_s = 0.0
         appender._give_up_overdue()
         assert all([isinstance((await one)[0], Unavailable) for one in sent])
 
-        for one in data[writer.UPLOADS_MAX :]:
+        for one in data[UPLOADS_MAX:]:
             one.append(0)  # a buffer that somebody has a view of cannot grow
         gate.set()
 

@@ -8,7 +8,7 @@ from storage.formats.manifest import Manifest, encode
 from storage.log.batch import Appended
 from storage.log.flush import FlushSettings
 from storage.log.limits import LogLimits
-from storage.log.writer import UPLOADS_MAX
+from storage.log.uploads import UPLOADS_MAX
 from storage.metadata import keys
 from storage.metadata.port import Put
 from tests.kit.batches import batch_bytes

@@ -23,7 +23,7 @@ from storage.log.flush import (
     OpenFlush,
 )
 from storage.log.limits import DEFAULT_LIMITS
-from storage.log.writer import UPLOADS_MAX
+from storage.log.uploads import UPLOADS_MAX
 from storage.recordbatch import HEADER_BYTES
 from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import Rig, rig

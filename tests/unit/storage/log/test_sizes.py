@@ -5,9 +5,11 @@ import tracemalloc
 import pytest
 
 from storage.formats.manifest import (
+    EARLY_BYTES,
     ENTRY_BYTES,
     MANIFEST_BYTES,
     SPAN_BYTES,
+    Early,
     Entry,
     IndexChunk,
     Manifest,
@@ -27,13 +29,16 @@ from tests.kit.collector import no_collector
 COUNT = 200
 
 
-def record(*, entries: int = 0, spans: int = 1, producers: int = 0, batches: int = 1, writers: int = 1, pages: int = 0) -> Manifest:
+def record(
+    *, entries: int = 0, early: int = 0, spans: int = 1, producers: int = 0, batches: int = 1, writers: int = 1, pages: int = 0
+) -> Manifest:
     at_ms = 1_700_000_000_000
     return Manifest(
         sequence_counter=100_000,
         pending=tuple(
-            Entry(10_000 + n, 10_009 + n, f"{n:026d}", tuple((100_000 + n + s, 1_000 + s) for s in range(spans)), at_ms + n, at_ms + n)
+            Entry(10_000 + n, 10_009 + n, f"{n:026d}", batches if n >= early else Early(90_000 + n, batches), at_ms + n, at_ms + n)
             for n in range(entries)
+            for batches in [tuple((100_000 + n + s, 1_000 + s) for s in range(spans))]
         ),
         writers={7_000 + n: WriterEntry(5_000 + n, 1) for n in range(writers)},
         producers={
@@ -52,6 +57,8 @@ RECORDS = [
     record(entries=1),
     record(entries=16),
     record(entries=16, spans=40),
+    record(entries=16, early=16),
+    record(entries=16, early=8, spans=3),
     record(entries=8, producers=5, batches=5),
     record(producers=97),
     record(entries=16, producers=27, batches=5, writers=16),
@@ -115,3 +122,22 @@ def test_a_record_that_can_grow_much_is_counted_at_every_commit(grown: Manifest)
 
 def test_a_record_whose_entries_went_into_a_chunk_is_counted_at_the_next_commit() -> None:
     assert counted_after(*(record(entries=entries) for entries in (16, 17, 1))) == manifest_bytes(record(entries=1)) > MANIFEST_BYTES
+
+
+@pytest.mark.parametrize("spans", [1, 8])
+def test_an_early_entry_takes_what_is_counted_for_it_more_than_one_with_spans(spans: int) -> None:
+    def taken_bytes(manifest: Manifest) -> float:
+        value = encode(manifest)
+        with no_collector():
+            tracemalloc.start()
+            kept = [decode_manifest(value, path="p") for _ in range(COUNT)]
+            found = tracemalloc.get_traced_memory()[0] / COUNT
+            tracemalloc.stop()
+        assert len(kept) == COUNT
+        return found
+
+    with_spans, early = record(entries=16, spans=spans), record(entries=16, early=16, spans=spans)
+    more_bytes = (taken_bytes(early) - taken_bytes(with_spans)) / 16
+
+    assert manifest_bytes(early) - manifest_bytes(with_spans) == 16 * EARLY_BYTES
+    assert more_bytes * 3 / 4 <= EARLY_BYTES <= more_bytes * 3 / 2

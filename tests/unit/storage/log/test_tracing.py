@@ -81,8 +81,7 @@ def test_each_batch_of_a_request_to_thousands_of_partitions_has_a_trace_and_the_
     clock, partitions = SystemClock(), Partitions()
     tracing = Tracing(sent.append, ratio=1.0, name_of=str, clock=clock, chance=random.Random(0))
 
-    def take(_log: PartitionLog, batch: Batch, *, together: int = 1) -> None:
-        assert together == count
+    def take(_log: PartitionLog, batch: Batch) -> None:
         submitted.append(batch)
 
     append = Append("a connection", answers.append, [None] * count, count)
@@ -90,7 +89,7 @@ def test_each_batch_of_a_request_to_thousands_of_partitions_has_a_trace_and_the_
     submit = tracing.sampling(take)
     for index in range(count):
         view = memoryview(batch_of_records(one_record(), 1))
-        submit(partitions.get(PartitionId(topic_id, index)), batch_of(view, parse_header(view), append, index), together=count)
+        submit(partitions.get(PartitionId(topic_id, index)), batch_of(view, parse_header(view), append, index))
     for batch in submitted:
         assert not answers
         batch.settle(Appended(7, 0))

@@ -7,7 +7,7 @@ import pytest
 from runtime.clock import SystemClock
 from storage.errors import OutcomeUnknown, Unavailable
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
-from storage.log.writer import Uploader
+from storage.log.uploads import Uploader
 from storage.objects.memory import MemoryObjectStore
 
 

@@ -5,7 +5,7 @@ import asyncio
 from storage.log.batch import Appended
 from storage.log.flush import FlushSettings
 from storage.log.limits import LogLimits
-from storage.log.writer import UPLOADS_MAX, UploadPlaces
+from storage.log.uploads import UPLOADS_MAX, UploadPlaces
 from storage.vocabulary import Buffer, PartitionId
 from tests.kit.batches import batch_bytes
 from tests.unit.storage.log.rig import PARTITION, TOPIC, rig

@@ -7,23 +7,30 @@ import pytest
 
 from compactor.references import wal_references
 from storage.formats.manifest import Entry
-from storage.log.flush import InlineSettings
 from storage.verify.findings import FindingKind
 from storage.verify.inventory import partition_totals
 from storage.verify.reading import StoreReading
-from tests.unit.storage.log.rig import Rig, rig
-from tests.unit.storage.verify.stores import DEEP, NAME, change_manifest, compact, fill, fill_both, make_topic, verify
+from tests.kit.inline_entries import put_inline
+from tests.kit.record_batches import record_batch
+from tests.unit.storage.log.rig import PARTITION, Rig, rig
+from tests.unit.storage.verify.stores import DEEP, NAME, OTHER, change_manifest, compact, fill, make_topic, verify
 
 
 @pytest.fixture
 async def broker() -> AsyncIterator[Rig]:
-    async with rig(inline=InlineSettings(bytes_max=1_024)) as made:
+    async with rig() as made:
         await make_topic(made.shared)
         yield made
 
 
+async def put_both(broker: Rig, count: int) -> None:
+    """Logs of entries that carry their batches, two records each."""
+    for partition in (PARTITION, OTHER):
+        await put_inline(broker.shared, [record_batch(b"%d" % number, b"and") for number in range(count)], partition)
+
+
 async def test_entries_that_carry_their_batches_are_sound_and_name_no_object(broker: Rig) -> None:
-    await fill_both(broker, 60)
+    await put_both(broker, 60)
 
     result = await verify(broker, depth=DEEP)
 
@@ -34,19 +41,19 @@ async def test_entries_that_carry_their_batches_are_sound_and_name_no_object(bro
 
 
 async def test_inline_entries_become_a_segment_and_others_follow_it(broker: Rig) -> None:
-    await fill(broker, 40)
+    await put_both(broker, 40)
     before = await broker.read_all()
     segment = await compact(broker)
     await fill(broker, 5, begin=40)
 
     result = await verify(broker, depth=DEEP)
     assert result.findings.kept == []
-    assert (segment.base, segment.last, result.checked.segments, result.checked.entries) == (0, 79, 1, 5)
+    assert (segment.base, segment.last, result.checked.segments, result.checked.entries) == (0, 79, 1, 45)
     assert (await broker.read_all())[: len(before)] == before
 
 
 async def test_what_each_partition_has_inline_is_counted_apart(broker: Rig) -> None:
-    await fill(broker, 20)
+    await put_both(broker, 20)
 
     first, _ = await partition_totals(StoreReading(broker.shared, broker.objects, concurrency=4), [NAME])
 
@@ -87,7 +94,7 @@ def later(entry: Entry) -> Entry:
     ],
 )
 async def test_a_damaged_inline_entry_is_found_and_named(broker: Rig, damage: Callable[[Entry], Entry], expected: FindingKind) -> None:
-    await fill(broker, 3)
+    await put_both(broker, 3)
 
     pending = (await broker.manifest()).pending
     await change_manifest(broker, pending=(*pending[:-1], damage(pending[-1])))

@@ -44,8 +44,8 @@ def test_a_file_of_prices_is_named_by_option_or_setting() -> None:
         assert found["prices"]["date"] == "2026-11-01"
 
 
-def test_a_small_load_goes_inline_and_the_table_says_so() -> None:
-    assert "no object is written for them" in run("10kB", "--batches", "50").stdout
+def test_a_small_load_goes_early_and_the_table_says_so() -> None:
+    assert "3.0 objects a minute: batches are committed before their object is stored" in run("10kB", "--batches", "50").stdout
 
 
 @pytest.mark.parametrize(

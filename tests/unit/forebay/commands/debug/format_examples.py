@@ -33,10 +33,11 @@ from storage.catalog.identity import open_cluster, open_zone_secret, write_marke
 from storage.catalog.producer_ids import ProducerIds
 from storage.catalog.topics import Topics
 from storage.errors import StorageError
-from storage.formats.manifest import Manifest, ProducerPage, SegmentEntry, decode_manifest, encode, with_rewritten
+from storage.formats.early_page import decode_page, encode_page
+from storage.formats.manifest import Early, Manifest, ProducerPage, SegmentEntry, decode_manifest, encode, with_rewritten
 from storage.formats.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from storage.formats.segment import Segment, SegmentWriter
-from storage.formats.wal import decode_header, header_bytes
+from storage.formats.wal import HEAD_BYTES, Slice, WalHeader, decode_header, header_bytes, object_key
 from storage.log.batch import Append, Appended, batch_of
 from storage.log.flush import FlushSettings
 from storage.log.limits import DEFAULT_LIMITS
@@ -49,6 +50,7 @@ from storage.metadata.port import ABSENT, Key, Put
 from storage.objects.memory import MemoryObjectStore
 from storage.recordbatch import HEADER_BYTES, parse_header, restamp
 from storage.vocabulary import ObjectId, PartitionId
+from tests.kit.early_entries import around
 from tests.kit.record_batches import record_batch
 
 PAGES: Final = Path(__file__).parents[5] / "docs" / "internals" / "formats"
@@ -73,6 +75,15 @@ class SteadyClock(SystemClock):
         return self.wall_ms
 
 
+class EarlyExample(NamedTuple):
+    """The shared object as it would be if its batches had been committed before it was stored: it, and a page with its first slice."""
+
+    object_key: str
+    body: bytes
+    page_key: str
+    page: bytes
+
+
 class Example(NamedTuple):
     """`records`: the parts of the page on metadata by name; `object_key` and `body` are the shared object, `segment` is one of the
     first partition."""
@@ -82,6 +93,7 @@ class Example(NamedTuple):
     body: bytes
     trace: str
     segment: Segment
+    early: EarlyExample
 
 
 async def make() -> Example:
@@ -159,7 +171,11 @@ async def make() -> Example:
     await metadata.close()
     segment = segment_of(first, ids, clock=clock)
     found["control-merging"] = at.manifest.path, encode(merging(control, ids))
-    return Example(found, shared, body, trace_as_table(trace), segment)
+    early_id = ObjectId(ids.next_ulid())
+    early = early_of(body, shared, early_id)
+    path, value = found["control-new"]
+    found["control-early"] = path, encode(with_early(decode_manifest(value, path=path), decode_header(early.body, key=early.object_key)))
+    return Example(found, shared, body, trace_as_table(trace), segment, early)
 
 
 def merging(control: Manifest, ids: IdSource) -> Manifest:
@@ -167,6 +183,28 @@ def merging(control: Manifest, ids: IdSource) -> Manifest:
     newest = SegmentEntry(17, 18, ObjectId(ids.next_ulid()), 393, control.max_timestamp, control.max_timestamp)
     merged = SegmentEntry(0, 16, ObjectId(ids.next_ulid()), 1_427, control.max_timestamp - 2 * STEP_MS, control.max_timestamp - 2 * STEP_MS)
     return with_rewritten(msgspec.structs.replace(control, compaction_cursor=19, segment=newest), merged)
+
+
+def early_of(body: bytes, key: str, early_id: ObjectId) -> EarlyExample:
+    """The slices of an object of format 1 in one of format 2, and the early page of the first."""
+    header = decode_header(body, key=key)
+    slices, parts, position = [], [], HEAD_BYTES
+    for one in header.slices:
+        slices.append(one._replace(position=position))
+        parts.append(body[one.position : one.position + one.length])
+        position += one.length
+    head, directory = around(early_id, header.broker_epoch, slices)
+    page = keys.early_page(early_id, HEAD_BYTES, keys.PartitionKeys(slices[0].partition).partition_key)
+    return EarlyExample(object_key(early_id), b"".join((head, *parts, directory)), page.path, encode_page([slices[0].partition], parts[0]))
+
+
+def with_early(control: Manifest, header: WalHeader) -> Manifest:
+    """The record of the second partition as it would be if its only entry were an early one."""
+    one = header.slices[1]
+    entry = msgspec.structs.replace(
+        control.pending[0], object_id=header.object_id, batches=Early(one.position, ((one.position, one.length),))
+    )
+    return msgspec.structs.replace(control, pending=(entry,))
 
 
 def segment_of(partition: PartitionId, ids: IdSource, *, clock: SteadyClock) -> Segment:
@@ -257,6 +295,32 @@ def object_text(key: str, body: bytes) -> str:
     return _bytes_text(key, body, [*_header_rows(body, key), *_slice_rows(body, key)])
 
 
+def early_object_text(key: str, body: bytes) -> str:
+    """Every byte of a WAL object of format 2, field by field."""
+    header = decode_header(body, key=key)
+    directory_at = sum(header.slices[-1][1:])
+    fields: list[tuple[int, str]] = [(8, 'magic "FOREBAYW"'), (2, "format"), (2, "0"), (4, f"slices {len(header.slices)}")]
+    fields += [(8, f"broker epoch {header.broker_epoch}"), (26, f"object id {header.object_id}")]
+    fields += [(8, f"position of the directory {directory_at}"), (2, "0"), (4, "CRC-32C of bytes 0 to here")]
+    directory = [field for number, one in enumerate(header.slices) for field in _slice_fields(number, one)]
+    rows = [*_rows(body, 0, tuple(fields)), *_slice_rows(body, key)]
+    rows += _rows(body, directory_at, (*directory, (4, "CRC-32C of the directory to here")))
+    return _bytes_text(key, body, rows)
+
+
+def page_text(key: str, value: bytes) -> str:
+    """Every byte of an early page, field by field."""
+    page = decode_page(value, path=key)
+    fields: list[tuple[int, str]] = [(4, 'magic "FBEP"'), (2, "format"), (2, f"partitions {len(page.partitions)}")]
+    fields.append((4, "CRC-32C of all other bytes"))
+    for one in page.partitions:
+        fields += [(16, f"topic id {one.topic_id}"), (4, f"partition {one.partition}")]
+    begin = sum(size for size, _ in fields)
+    fields += [*_batch_fields(f"bytes of the object from {HEAD_BYTES} on: a batch, base offset 0", -1)]
+    fields.append((len(value) - begin - HEADER_BYTES, "records"))
+    return _bytes_text(key, value, list(_rows(value, 0, tuple(fields))))
+
+
 def segment_text(segment: Segment) -> str:
     """Every byte of a segment, field by field."""
     body = b"".join(segment.parts)
@@ -329,6 +393,8 @@ def texts(example: Example) -> dict[str, str]:
     return parts | {
         "object": object_text(example.object_key, example.body),
         "segment": segment_text(example.segment),
+        "object-early": early_object_text(example.early.object_key, example.early.body),
+        "early-page": page_text(example.early.page_key, example.early.page),
         "trace": f"```\n$ {command}\n{example.trace}\n```",
     }
 
@@ -348,16 +414,19 @@ def _header_rows(body: bytes, key: str) -> Iterator[tuple[int, str, str]]:
     yield from _rows(body, 16, ((8, f"broker epoch {header.broker_epoch}"), (26, f"object id {header.object_id}")))
     position = 50
     for number, one in enumerate(header.slices):
-        names = (
-            (16, f"slice {number}: topic id {one.partition.topic_id}"),
-            (4, f"partition {one.partition.partition}"),
-            (8, f"position {one.position}"),
-            (8, f"length {one.length}"),
-        )
-        yield from _rows(body, position, names)
+        yield from _rows(body, position, _slice_fields(number, one))
         position += 36
     yield from _rows(body, position, ((4, "CRC-32C of bytes 0 to here"),))
     assert position + 4 == header_bytes(len(header.slices))
+
+
+def _slice_fields(number: int, one: Slice) -> tuple[tuple[int, str], ...]:
+    return (
+        (16, f"slice {number}: topic id {one.partition.topic_id}"),
+        (4, f"partition {one.partition.partition}"),
+        (8, f"position {one.position}"),
+        (8, f"length {one.length}"),
+    )
 
 
 def _slice_rows(body: bytes, key: str) -> Iterator[tuple[int, str, str]]:

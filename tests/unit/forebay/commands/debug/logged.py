@@ -9,7 +9,6 @@ from runtime.clock import SystemClock
 from storage.catalog.records import encode
 from storage.catalog.topics import Topic
 from storage.formats.wal import object_key
-from storage.log.flush import NO_INLINE, InlineSettings
 from storage.metadata import keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import ABSENT, Put
@@ -44,11 +43,11 @@ class Logged:
 
 
 @contextlib.asynccontextmanager
-async def logged(inline: InlineSettings = NO_INLINE) -> AsyncIterator[Logged]:
+async def logged() -> AsyncIterator[Logged]:
     clock = SystemClock()
     metadata, objects = MemoryMetadataStore(clock=clock, shards=1), MemoryObjectStore(clock=clock)
     topic = Topic(name=NAME, topic_id=TOPIC, partition_count=1, replication_factor=1, configs={}, created_at_ms=1)
     named = b'{"fmt":1,"name":"orders"}'
     await metadata.write([Put(keys.topic(NAME), encode(topic), ABSENT), Put(keys.topic_id(TOPIC), named, ABSENT)])
-    async with rig(shared=metadata, objects=objects, inline=inline) as made:
+    async with rig(shared=metadata, objects=objects) as made:
         yield Logged(made, metadata, objects, Tracer(metadata=metadata, objects=objects))

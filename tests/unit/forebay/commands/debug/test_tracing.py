@@ -15,12 +15,12 @@ from storage.catalog.topics import Topic, TopicState
 from storage.errors import Unavailable
 from storage.formats.manifest import Entry, LogState, Manifest, encode
 from storage.formats.wal import Slice, encode_header, header_bytes, object_key
-from storage.log.flush import InlineSettings
 from storage.log.limits import DEFAULT_LIMITS
 from storage.metadata import keys
 from storage.metadata.port import Delete, Key, Put, Record
 from storage.vocabulary import ObjectId, PartitionId
 from tests.kit.batches import batch_bytes
+from tests.kit.inline_entries import put_inline
 from tests.kit.record_batches import record_batch
 from tests.unit.forebay.commands.debug.logged import NAME, Logged, logged
 from tests.unit.storage.log.rig import PARTITION, TOPIC
@@ -524,12 +524,10 @@ async def test_offsets_are_found_while_appends_go_on(log: Logged) -> None:
     assert all(one.batch is not None and one.batch.base_offset <= one.offset <= one.batch.last_offset for one in found)
 
 
-async def test_a_record_that_its_entry_carries_is_traced_without_an_object() -> None:
-    async with logged(inline=InlineSettings(bytes_max=1_024)) as log:
-        await log.append(record_batch(b"a", b"b"))
-        await log.append(record_batch(b"c"))
-        trace = await log.tracer.trace(NAME, 0, 1)
-        control = await log.rig.manifest()
+async def test_a_record_that_its_entry_carries_is_traced_without_an_object(log: Logged) -> None:
+    await put_inline(log.metadata, [record_batch(b"a", b"b"), record_batch(b"c")])
+    trace = await log.tracer.trace(NAME, 0, 1)
+    control = await log.rig.manifest()
 
     assert trace.entry is not None
     assert trace.batch is not None
@@ -539,13 +537,12 @@ async def test_a_record_that_its_entry_carries_is_traced_without_an_object() -> 
     assert f"{control.pending[0].size_bytes} bytes inline" in trace_as_table(trace)
 
 
-async def test_a_damaged_inline_record_is_said_to_be() -> None:
-    async with logged(inline=InlineSettings(bytes_max=1_024)) as log:
-        await log.append(record_batch(b"a"))
-        (entry,) = (await log.rig.manifest()).pending
-        assert isinstance(entry.batches, bytes)
-        damaged = msgspec.structs.replace(entry, batches=entry.batches[:-1] + b"\xff")
-        await put_manifest(log, pending=(damaged,))
+async def test_a_damaged_inline_record_is_said_to_be(log: Logged) -> None:
+    await put_inline(log.metadata, [record_batch(b"a")])
+    (entry,) = (await log.rig.manifest()).pending
+    assert isinstance(entry.batches, bytes)
+    damaged = msgspec.structs.replace(entry, batches=entry.batches[:-1] + b"\xff")
+    await put_manifest(log, pending=(damaged,))
 
-        with pytest.raises(TraceFailed, match=r"Checksum mismatch: the batch at bytes .* of inline/.* Restore the metadata store"):
-            await log.tracer.trace(NAME, 0, 0)
+    with pytest.raises(TraceFailed, match=r"Checksum mismatch: the batch at bytes .* of inline/.* Restore the metadata store"):
+        await log.tracer.trace(NAME, 0, 0)

@@ -27,7 +27,7 @@ def test_open_files_are_compared_with_connections(limit: int, verdict: FindingSt
         assert "raise the limit of open files to 2096" in found.detail
 
 
-@pytest.mark.parametrize(("limit_mib", "verdict"), [(1_085, FindingStatus.OK), (1_084, FindingStatus.WARNING)])
+@pytest.mark.parametrize(("limit_mib", "verdict"), [(1_157, FindingStatus.OK), (1_156, FindingStatus.WARNING)])
 def test_budgets_are_compared_with_memory(limit_mib: int, verdict: FindingStatus) -> None:
     assert of_memory(Settings(), limit_bytes=limit_mib * 2**20).verdict is verdict
 
