@@ -15,9 +15,9 @@ import msgspec
 
 from runtime.ulid import ulid_ms
 from storage.catalog.topic_configs import integer, value_of
-from storage.formats.manifest import Entry, EntrySource, IndexChunk, LogState, Manifest, SegmentEntry, with_rewritten
+from storage.formats.manifest import Entry, EntrySource, IndexChunk, LogState, Manifest, SegmentEntry, inline_bytes, with_rewritten
 from storage.formats.segment import HEADER_BYTES, footer_bytes
-from storage.limits import SEGMENT_BLOCK_BYTES_TARGET, SEGMENT_BYTES_TARGET
+from storage.limits import KIB, SEGMENT_BLOCK_BYTES_TARGET, SEGMENT_BYTES_TARGET
 from storage.log.decide import FORGOTTEN_AFTER, drained
 from storage.log.producer_pages import forget_expired
 from storage.log.trim import decide_trim
@@ -28,6 +28,8 @@ Span = tuple[int, int]
 NO_LIMIT: Final = -1
 ENTRIES_MORE: Final = 16
 LITTLE_AGES: Final = 6
+INLINE_BYTES_DUE: Final = 64 * KIB
+"""What entries carry leaves the metadata store soon: brokers before format level 5 write it as long as they run."""
 AHEAD_MS: Final = 3_600_000
 
 
@@ -57,7 +59,7 @@ def count_due(entries: Sequence[Entry], *, now_ms: int, policy: CompactionPolicy
         filled_bytes += entry.size_bytes
         if filled_bytes >= policy.segment_bytes:
             return number
-    if len(entries) >= entries_due(filled_bytes, policy):
+    if len(entries) >= entries_due(filled_bytes, policy) or inline_bytes(entries) >= INLINE_BYTES_DUE:
         return len(entries)
     if entries and now_ms - ulid_ms(entries[0].object_id) >= age_due_ms(filled_bytes, policy):
         return len(entries)

@@ -11,7 +11,7 @@ While the object store is away sealed objects wait, and their pages stay. `is_fu
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import structlog
@@ -52,6 +52,8 @@ EARLY_AGE_SECONDS: Final = Metric(
     "forebay_early_age_seconds", "Age of the oldest slice whose object is not stored yet; 0 where there is none", aggregation="max"
 )
 EARLY_OBJECTS: Final = Metric("forebay_early_objects_total", "Early objects stored, by what made them due", ("trigger",))
+SLICE_COST_BYTES: Final = 300
+"""The memory of a slice and its place, beside its bytes."""
 LATE_AFTER_S: Final = 300.0
 """An object that waits for the object store for longer is logged, and is a reason for `forebay doctor` to say so."""
 
@@ -125,8 +127,12 @@ class EarlyObjects:
         self._sealed: set[ObjectId] = set()
         self._stored: LruCache[ObjectId, None] = LruCache(limits.early_stored_kept_max)
         self._undeleted: set[asyncio.Task[None]] = set()
+        self._undeleted_bytes = 0
         self._pages = 0
-        self._deleting = asyncio.Lock()
+        self._storing = asyncio.Lock()
+        """One after the other: side by side, over a slow way to the store, none of them would end in time."""
+        self._deleting: dict[int, asyncio.Lock] = {}
+        """By shard: one that does not answer holds up its own pages."""
         self._is_stopped = False
         self._bytes = telemetry.counter(EARLY_BYTES)
         self._objects = telemetry.counter(EARLY_OBJECTS)
@@ -137,12 +143,13 @@ class EarlyObjects:
 
     @property
     def is_full(self) -> bool:
-        """As many bytes wait for the object store as may."""
-        return self._held_bytes >= self._limits.early_waiting_bytes_max
+        """As many bytes wait for the object store as may, or pages of stored objects for their deletion."""
+        return max(self._held_bytes, self._undeleted_bytes) >= self._limits.early_waiting_bytes_max
 
     def oldest_s(self) -> float:
         """Seconds since the oldest place was given whose object is not stored yet."""
-        return max((self._clock.monotonic_s() - one.began_s for one in self._held.values()), default=0.0)
+        held = list(self._held.values())  # the thread that makes the page asks
+        return max((self._clock.monotonic_s() - one.began_s for one in held), default=0.0)
 
     def take(self, log: PartitionLog, data: bytes, *, floor: str) -> EarlyPlace:
         """A place for a slice, in an object whose id is above `floor` and all floors that were met before (E7)."""
@@ -153,10 +160,10 @@ class EarlyObjects:
         if self._open is None:
             opened = self._open = EarlyObject(ObjectId(self._ids.next_ulid(above=self._floor)), self._clock.monotonic_s())
             self._held[opened.object_id] = opened
-            opened.timer = asyncio.get_running_loop().call_later(self._limits.early_age_s, self._seal, opened, "time")
+            opened.timer = asyncio.get_running_loop().call_later(self._limits.early_age_s, self._on_age, opened)
         current = self._open
         place = current.add(log, data, shard=self._metadata.shard_of(log.keys.partition_key))
-        self._held_bytes += len(data)
+        self._held_bytes += len(data) + SLICE_COST_BYTES
         self._bytes.inc(len(data))
         self._pages += -(-len(data) // EARLY_PAGE_BYTES_MAX)
         if current.size_bytes >= self._limits.early_object_bytes:
@@ -187,6 +194,13 @@ class EarlyObjects:
         if self._open is not None and self._open.timer is not None:
             self._open.timer.cancel()
 
+    def _on_age(self, opened: EarlyObject) -> None:
+        """While another waits for the object store it goes on giving places: the number of those that wait is bounded by their bytes."""
+        if self._sealed:
+            opened.timer = asyncio.get_running_loop().call_later(self._limits.early_age_s, self._on_age, opened)
+        else:
+            self._seal(opened, "time")
+
     def _seal(self, sealed: EarlyObject, trigger: str) -> None:
         """It gives no place any more. Its commits that are under way have their bytes in it."""
         assert sealed is self._open, "sealed once"
@@ -208,7 +222,8 @@ class EarlyObjects:
         pause_s, was_said = self._limits.early_pause_s, False
         while not self._is_stopped:
             try:
-                await self._uploader.upload(key, parts, is_awaited=lambda: not self._is_stopped)
+                async with self._storing:
+                    await self._uploader.upload(key, parts, is_awaited=lambda: not self._is_stopped)
                 break
             except StorageError as error:
                 # Its pages have its bytes: they are read, and the next try is as good as this one.
@@ -229,39 +244,52 @@ class EarlyObjects:
             return
         del self._held[object_id]
         self._sealed.discard(object_id)
-        self._held_bytes -= sealed.size_bytes - HEAD_BYTES
+        self._held_bytes -= sealed.size_bytes - HEAD_BYTES + SLICE_COST_BYTES * len(sealed.slices)
+        self._undeleted_bytes += sealed.size_bytes
+        # Its bytes go now: what follows needs the places of its pages alone.
+        pages, undeleted_bytes = sealed.pages, sealed.size_bytes
+        parts.clear()
+        del sealed, head, directory, parts
         self._stored.put(object_id, None)
         self._objects.labels(trigger).inc()
         if was_said:
-            _log.info("early_object_stored", object=key, waited_s=round(self._clock.monotonic_s() - sealed.began_s))
+            _log.info("early_object_stored", object=key)
         # Attempts that are under way may yet put pages: from now on none carries any.
         await asyncio.sleep(self._limits.early_delete_after_s)
-        async with self._deleting:
-            await self._delete(object_id, sealed.pages.values())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for shard, of_shard in pages.items():
+                    group.create_task(self._delete(object_id, shard, of_shard))
+        finally:
+            self._undeleted_bytes -= undeleted_bytes
 
-    async def _delete(self, object_id: ObjectId, pages: Iterable[list[_Page]]) -> None:
-        """Little at a time: a store that deletes much at once answers commits late. What fails is left to the collector."""
-        for of_shard in pages:
-            runs = _in_runs(of_shard, pages_max=self._limits.early_pages_per_delete, bytes_max=self._limits.early_bytes_per_delete)
+    async def _delete(self, object_id: ObjectId, shard: int, pages: list[_Page]) -> None:
+        """Little at a time: a store that deletes much at once answers commits late. Where one fails the rest is left to the collector."""
+        runs = _in_runs(pages, pages_max=self._limits.early_pages_per_delete, bytes_max=self._limits.early_bytes_per_delete)
+        left = len(pages)
+        async with self._deleting.setdefault(shard, asyncio.Lock()):
             for together in runs:
-                if self._is_stopped:
-                    return
                 first, last = together[0], together[-1]
                 start = keys.early_page(object_id, first.position, first.partition_key)
                 end = keys.early_page(object_id, last.position + 1, first.partition_key).path
-                await self._delete_range(DeleteRange(start, end))
+                if self._is_stopped or not await self._delete_range(DeleteRange(start, end)):
+                    break
                 self._pages -= len(together)
-                await asyncio.sleep(self._limits.early_delete_pause_s)
+                left -= len(together)
+                if self._undeleted_bytes <= 2 * self._limits.early_object_bytes:
+                    await asyncio.sleep(self._limits.early_delete_pause_s)
+        self._pages -= left
 
-    async def _delete_range(self, range_: DeleteRange) -> None:
+    async def _delete_range(self, range_: DeleteRange) -> bool:
         for _ in range(self._limits.early_delete_tries):
             try:
                 async with asyncio.timeout(self._limits.commit_write_timeout_s):
                     if isinstance(await self._metadata.write([range_]), Applied):
-                        return
+                        return True
             except TimeoutError:
                 pass  # as without an answer
             await asyncio.sleep(self._limits.early_pause_s)
+        return False
 
 
 def _in_runs(pages: list[_Page], *, pages_max: int, bytes_max: int) -> Iterator[list[_Page]]:

@@ -26,6 +26,7 @@ from storage.vocabulary import ObjectId, PartitionId
 
 T = TypeVar("T")
 
+UNSTORED_FOR_S: Final = 60.0
 OLD_MS: Final = 120_000
 """From this age on an entry's object is asked for before its pages. A guess: it costs a request where it is wrong, and nothing else."""
 
@@ -71,22 +72,13 @@ def page_keys(keys: PartitionKeys, entry: Entry) -> list[Key]:
     return [metadata_keys.early_page(entry.object_id, position, keys.partition_key) for position in positions]
 
 
-async def read_pages(metadata: MetadataStore, keys: PartitionKeys, entries: Sequence[Entry]) -> list[EarlySlice | None]:
-    """Read the bytes of each early entry, as far as its pages are there; None is no proof that they are gone.
-
-    Raises `Corrupt` for a page that is not what was written, `IncompatibleFormat`, `Unavailable`.
-    """
-    asked = [page_keys(keys, entry) for entry in entries]
-    records = iter(await metadata.get_many([key for of_entry in asked for key in of_entry]))
-    return [_slice_of(entry, [next(records) for _ in of_entry]) for entry, of_entry in zip(entries, asked, strict=True)]
-
-
 async def read_pages_of_all(
     metadata: MetadataStore, asked: Sequence[tuple[PartitionKeys, Entry]]
 ) -> list[EarlySlice | StorageError | None]:
-    """As `read_pages`, of early entries of any partitions: a page that several of them name is read and decoded once.
+    """Read the bytes of early entries of any partitions, as far as their pages are there; None is no proof that they are gone.
 
-    What is wrong with a page is the value of the entries that need it. Raises `Unavailable`.
+    A page that several of them name is read and decoded once. What is wrong with it, `Corrupt` or `IncompatibleFormat`, is the value of the
+    entries that need it. Raises `Unavailable`.
     """
     named = [page_keys(keys, entry) for keys, entry in asked]
     wanted = {key.path: key for of_entry in named for key in of_entry}
@@ -107,7 +99,7 @@ async def read_pages_of_all(
 
 
 async def read_pages_certainly(metadata: MetadataStore, keys: PartitionKeys, entry: Entry, *, known_version: int) -> EarlySlice | None:
-    """As `read_pages` of one entry, which a manifest of `known_version` or an older one knew. None proves that its pages are gone.
+    """Read the bytes of one entry, which a manifest of `known_version` or an older one knew. None proves that its pages are gone.
 
     Raises `Unavailable` as well where the answer is from before that version.
     """
@@ -142,6 +134,12 @@ def _joined(entry: Entry, pages: Sequence[tuple[str, memoryview | StorageError |
     return EarlySlice(early.start, views[0] if len(views) == 1 else memoryview(b"".join(views)))
 
 
+def _pages_bytes(entry: Entry) -> int:
+    early = entry.batches
+    assert isinstance(early, Early)
+    return entry.extent[1] - early.start
+
+
 class OwnEarly(Protocol):
     """What this broker has in memory of its own early objects (storage/log/early_objects.py)."""
 
@@ -168,6 +166,7 @@ class EarlyPages:
         self._read_bytes_max = limits.early_read_bytes_max
         self._kept: LruCache[tuple[ObjectId, int], EarlySlice] = LruCache(limits.early_kept_bytes_max, cost=lambda one: len(one.data))
         self._stored: LruCache[ObjectId, None] = LruCache(limits.early_stored_kept_max)
+        self._unstored: LruCache[ObjectId, float] = LruCache(limits.early_stored_kept_max)
 
     def find(self, entry: Entry) -> EarlySlice | None:
         """Its bytes, if they are in memory."""
@@ -178,32 +177,42 @@ class EarlyPages:
 
     def is_object_first(self, entry: Entry) -> bool:
         """Whether its object is likely to be there."""
-        return (
-            entry.object_id in self._stored
-            or self._own.is_stored(entry.object_id)
-            or self._clock.now_ms() - ulid_ms(entry.object_id) >= OLD_MS
-        )
+        object_id = entry.object_id
+        if object_id in self._stored or self._own.is_stored(object_id):
+            return True
+        unstored_until_s = self._unstored.peek(object_id)
+        if unstored_until_s is not None and self._clock.monotonic_s() < unstored_until_s:
+            return False
+        return self._clock.now_ms() - ulid_ms(object_id) >= OLD_MS
+
+    def note_unstored(self, object_id: ObjectId) -> None:
+        """It was asked for, and is not there: its broker may have died. For a while pages are asked for first."""
+        self._unstored.put(object_id, self._clock.monotonic_s() + UNSTORED_FOR_S)
 
     def note_stored(self, object_id: ObjectId) -> None:
         """It was read."""
         self._stored.put(object_id, None)
 
     async def fetch(self, keys: PartitionKeys, entry: Entry, following: Sequence[Entry]) -> EarlySlice | None:
-        """The bytes of `entry`, and into what is kept those of the `following` early ones: one read for all. None is no proof. Raises as
-        `read_pages` does.
+        """The bytes of `entry`, and into what is kept those of the `following` early ones: one read for all. None is no proof.
+
+        Raises `Corrupt`, `IncompatibleFormat` and `Unavailable`.
         """
-        asked, size_bytes = [entry], entry.size_bytes
+        asked, size_bytes = [entry], _pages_bytes(entry)
         for other in following:
-            size_bytes += other.size_bytes
+            if not other.is_early or self.is_object_first(other) or self.find(other) is not None:
+                continue
+            size_bytes += _pages_bytes(other)
             if size_bytes > self._read_bytes_max:
                 break
-            if other.is_early and not self.is_object_first(other) and self.find(other) is None:
-                asked.append(other)
-        found = await self._in_time(read_pages(self._metadata, keys, asked))
-        for one, of_entry in zip(asked, found, strict=True):
-            if of_entry is not None:
+            asked.append(other)
+        first, *others = await self._in_time(read_pages_of_all(self._metadata, [(keys, one) for one in asked]))
+        for one, of_entry in zip(asked, (first, *others), strict=True):
+            if isinstance(of_entry, EarlySlice):
                 self._kept.put((one.object_id, of_entry.start), of_entry)
-        return found[0]
+        if isinstance(first, StorageError):
+            raise first  # what is wrong with those that follow is found by whoever reads them
+        return first
 
     async def fetch_certainly(self, keys: PartitionKeys, entry: Entry, *, known_version: int) -> EarlySlice | None:
         """As `read_pages_certainly`."""

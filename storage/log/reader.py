@@ -23,6 +23,7 @@ from storage.cache.blocks import BlockCache, RangeSource
 from storage.errors import Corrupt, EndsEarly, NotFound, StorageError, Unavailable, without_frames
 from storage.formats.manifest import Entry, EntrySource, SegmentEntry, Spans, object_of
 from storage.formats.wal import object_key
+from storage.limits import KIB
 from storage.log.early_pages import EarlyPages
 from storage.log.fresh_reads import ManifestReads
 from storage.log.index import EntryIndex, check_range
@@ -58,6 +59,7 @@ CAUSES: Final[tuple[Cause, ...]] = ("corrupt", "missing", "short")
 
 _log: Final = structlog.get_logger()
 READ_TIMEOUT_S: Final = 20.0
+PASSED_BYTES_MAX: Final = 16 * KIB
 
 
 class CorruptReads:
@@ -415,7 +417,7 @@ class Reader:
         if isinstance(entry, Entry):
             try:
                 views = self._at_hand(entry)
-                if views is None:
+                if views is None or self._passes_much(log, entry, offset):
                     return Elsewhere.TO_BE_READ
                 return self._run_of(log, entry, views, offset, bytes_max=bytes_max, at_least_one=at_least_one)
             except Corrupt:
@@ -423,6 +425,11 @@ class Reader:
         return self.segments.read_here(
             log.partition, entry, offset, bytes_max=bytes_max, at_least_one=at_least_one, is_in_order=is_in_order
         )
+
+    def _passes_much(self, log: PartitionLog, entry: Entry, offset: int) -> bool:
+        """Whether a read has to check so much in front of `offset` that it is worth a task: many of these may be in one turn."""
+        is_from_start = offset == entry.base or (log.partition, offset) in self._places
+        return not is_from_start and entry.size_bytes > PASSED_BYTES_MAX
 
     async def stored(self, log: PartitionLog, offset: int, *, bytes_max: int) -> BatchRun:
         """Batches from the one that holds `offset` on, about `bytes_max` of them and at least one, from the object store.
@@ -545,29 +552,35 @@ class Reader:
 
     async def _read_early(self, log: PartitionLog, entry: Entry, offset: int, terms: _Terms) -> BatchRun | None:
         """From memory, pages or object, in the order of storage/log/early_pages.py. Raises as `SegmentReader.read` does."""
-        damage: Corrupt | None = None
-        if not self._early.is_object_first(entry):
-            try:
-                views = self._at_hand(entry)
-                if views is None:
-                    following = self._index.following_here(log, entry.last + 1, entries_max=self._limits.said_entries_max)
-                    found = await self._early.fetch(log.keys, entry, following)
-                    views = None if found is None else found.batches_of(entry)
-                if views is not None:
-                    return self._run_of(log, entry, views, offset, bytes_max=terms.bytes_max, at_least_one=terms.at_least_one)
-            except Corrupt as error:
-                self._early.drop(entry)
-                damage = without_frames(error)  # its object has the same bytes, if it is there by now
+        failed: Corrupt | Unavailable | None = None
+        try:
+            views = self._at_hand(entry)
+            if views is None and not self._early.is_object_first(entry):
+                following = self._index.following_here(log, entry.last + 1, entries_max=self._limits.said_entries_max)
+                found = await self._early.fetch(log.keys, entry, following)
+                views = None if found is None else found.batches_of(entry)
+            if views is not None:
+                return self._run_of(log, entry, views, offset, bytes_max=terms.bytes_max, at_least_one=terms.at_least_one)
+        except (Corrupt, Unavailable) as error:
+            self._early.drop(entry)
+            failed = without_frames(error)  # its object has the same bytes, if it is there by now
         try:
             run = await self._read_object(log, entry, offset, terms)
         except NotFound:
-            if damage is not None:
-                raise damage from None
+            if failed is not None:
+                raise failed from None
+            self._early.note_unstored(entry.object_id)
+        except Unavailable as error:
+            if failed is not None:
+                raise
+            failed = without_frames(error)  # its pages have the same bytes, if they are there still
         else:
             self._early.note_stored(entry.object_id)
             return run
         found = await self._early.fetch_certainly(log.keys, entry, known_version=log.seen.version)
         if found is None:
+            if failed is not None:
+                raise failed
             # Its pages went because it is stored, though it was not when it was asked for.
             return await self._read_object(log, entry, offset, terms)
         views = found.batches_of(entry)
@@ -585,13 +598,27 @@ class Reader:
     ) -> BatchRun | None:
         """As `stored_within`, of an entry whose batches are `views`, whole. Raises `Corrupt`."""
         where = _Where(object_of(entry, log.partition), log.partition, entry, 0)
-        found = scan(views, base=entry.base, wanted=offset, bytes_max=bytes_max, where=where)
+        span, position, base = _start(self._places.peek((log.partition, offset)), entry, offset)
+        begins = [begin for begin, _ in entry.spans] or [0]
+        if position < 0:
+            position = begins[span]
+        else:
+            views = [views[span][position - begins[span] :], *views[span + 1 :]]
+        found = scan(views, base=base, wanted=offset, bytes_max=bytes_max, where=where)
         check_passed(views, found, where)
         if not at_least_one and found.first_bytes > bytes_max:
             return None
         if not found.starts:
             raise Corrupt(f"an entry has fewer records than it says: {where}")
-        return stamp(views, found, where, entry, join_below_bytes=self._limits.join_below_bytes)[0]
+        run, end = stamp(views, found, where, entry, join_below_bytes=self._limits.join_below_bytes)
+        for view in views:
+            if end <= len(view):
+                break
+            end -= len(view)
+            span += 1
+            position = begins[span]
+        self._places.put((log.partition, run.last + 1), ReadPlace(entry.base, span, position + end))
+        return run
 
     async def _read_object(self, log: PartitionLog, source: Entry, offset: int, terms: _Terms) -> BatchRun | None:
         if not terms.is_in_order:

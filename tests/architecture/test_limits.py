@@ -82,6 +82,7 @@ ELSEWHERE: Final = {
     "storage/log/limits.py LogLimits.early_commits_at_once_max": "how many commits wait for each other",
     "storage/log/limits.py LogLimits.early_pause_s_max": "a pause",
     "storage/log/limits.py LogLimits.early_kept_bytes_max": "a cache of pages: they are read again",
+    "storage/log/reader.py PASSED_BYTES_MAX": "what is more is checked in a task",
     "storage/log/limits.py LogLimits.early_read_bytes_max": "the size of a read; the rest comes with the next",
     "storage/log/limits.py LogLimits.early_stored_kept_max": "objects known to be stored; of others it is asked",
     # How a thing is done: whoever asks gets the same answer, in the same memory.

@@ -34,7 +34,7 @@ def early(count: int, size_bytes: int) -> list[Entry]:
     return [Entry(number, number, name, Early(64, ((64, size_bytes),)), 0, 0) for number in range(count)]
 
 
-@pytest.mark.parametrize("kind", [stored, early, carried])
+@pytest.mark.parametrize("kind", [stored, early])
 @pytest.mark.parametrize(("count", "size_bytes", "age_ms"), [(64, KIB, HOUR_MS), (63, KIB, 6 * HOUR_MS)], ids=["usual", "little"])
 def test_a_segment_is_due_at_an_age_and_little_waits_longer(
     kind: Callable[[int, int], list[Entry]], count: int, size_bytes: int, age_ms: int
@@ -52,6 +52,11 @@ def test_many_entries_are_due_at_once_and_small_ones_when_there_are_more_of_them
 ) -> None:
     assert due(kind(count - 1, size_bytes)) == 0
     assert due(kind(count, size_bytes)) == count
+
+
+def test_what_entries_carry_is_due_at_once_when_it_is_much() -> None:
+    assert due(carried(63, KIB)) == 0
+    assert due(carried(64, KIB)) == 64
 
 
 def test_a_compactor_that_waits_for_nothing_compacts_inline_entries_too() -> None:

@@ -7,13 +7,14 @@ from itertools import pairwise
 import pytest
 
 from runtime.clock import SystemClock
-from storage.errors import Corrupt, StorageError, Unavailable
+from storage.errors import Corrupt, NotFound, StorageError, Unavailable
 from storage.formats.early_page import encode_page
 from storage.formats.levels import LEVEL_OF_EARLY
 from storage.formats.manifest import Early, encode
 from storage.formats.wal import decode_header, object_key
 from storage.limits import EARLY_PAGE_BYTES_MAX, EARLY_SLICE_BYTES_MAX, MIB
 from storage.log.batch import Appended, AppendedBefore
+from storage.log.early_objects import SLICE_COST_BYTES
 from storage.log.flush import EarlySettings, FlushSettings, Gathered
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
 from storage.metadata import keys
@@ -247,12 +248,13 @@ async def test_a_request_that_is_late_until_its_object_was_stored_and_its_pages_
         assert len(await broker.read_all()) == 300
 
 
-async def test_a_place_at_or_below_the_floor_is_given_up_for_one_above_it() -> None:
+@pytest.mark.parametrize("is_exact", [True, False], ids=["at the floor", "below it"])
+async def test_a_place_at_or_below_the_floor_is_given_up_for_one_above_it(is_exact: bool) -> None:
     async with rig(early=EARLY, flush=SLOW) as broker, rig(shared=broker.shared, epoch=8) as reader:
         assert await broker.send(of_size(100, b"a")) == [Appended(0, 0)]
         manifest = await broker.manifest()
         (before,) = manifest.pending
-        floor = ObjectId("7" + before.object_id[1:])
+        floor = before.object_id if is_exact else ObjectId("7" + before.object_id[1:])
         await broker.shared.write(
             [Put(keys.PartitionKeys(PARTITION).manifest, encode(type(manifest)(**{**_fields(manifest), "revoked_floor": floor})), None)]
         )
@@ -269,7 +271,11 @@ def _fields(manifest: object) -> dict[str, object]:
 
 async def test_while_the_object_store_is_away_slices_go_early_as_far_as_memory_goes_and_all_is_caught_up_with() -> None:
     limits = LogLimits(
-        early_object_bytes=1_000, early_waiting_bytes_max=3_000, early_pause_s=0.01, early_pause_s_max=0.01, upload_timeout_s=0.02
+        early_object_bytes=1_000,
+        early_waiting_bytes_max=6 * (500 + SLICE_COST_BYTES),
+        early_pause_s=0.01,
+        early_pause_s_max=0.01,
+        upload_timeout_s=0.02,
     )
     async with rig(early=EARLY, flush=FlushSettings(interval_s=0.0, gather_s=0.0), limits=limits) as broker:
         broker.objects.puts_fail = Unavailable("away")
@@ -517,3 +523,105 @@ async def test_a_broker_that_refuses_stores_and_deletes_nothing_and_its_end_wait
 
         assert broker.objects.put_keys == []
         assert len(await pages(broker)) == 1
+
+
+async def test_a_place_that_was_revoked_before_its_attempt_was_decided_again_is_given_up() -> None:
+    """The collector sets the floor to the very object."""
+    async with rig(early=EARLY, flush=SLOW) as broker:
+        assert await broker.send(of_size(100)) == [Appended(0, 0)]
+
+        async def raise_the_floor() -> None:
+            manifest = await broker.manifest()
+            raised = encode(type(manifest)(**{**_fields(manifest), "revoked_floor": manifest.pending[0].object_id}))
+            await broker.shared.write([Put(keys.PartitionKeys(PARTITION).manifest, raised, None)])
+
+        await raise_the_floor()
+        assert await broker.send(of_size(100)) == [Appended(1, 0)]
+        first, second = (await broker.manifest()).pending
+        assert second.object_id > first.object_id
+
+
+async def test_a_damaged_page_is_no_damage_of_the_entries_before_it() -> None:
+    async with rig(early=EARLY, flush=SLOW) as broker, rig(shared=broker.shared, objects=broker.objects.inner, epoch=8) as reader:
+        for _ in range(3):
+            await broker.send(of_size(300))
+        last = (await pages(broker))[-1]
+        await broker.shared.write([Put(keys.Key(last, keys.PartitionKeys(PARTITION).partition_key), b"no page", None)])
+        log = reader.parts.partitions.get(PARTITION)
+        await reader.parts.manifest_reads.refresh([log])
+
+        assert [(await reader.parts.reader.stored(log, offset, bytes_max=100)).base for offset in (0, 1)] == [0, 1]
+        with pytest.raises(Corrupt, match="not an early page"):
+            await reader.parts.reader.stored(log, 2, bytes_max=100)
+
+
+async def test_an_object_that_is_stored_between_two_looks_is_read() -> None:
+    async with rig(early=EARLY, flush=SLOW) as broker, rig(shared=broker.shared, objects=broker.objects.inner, epoch=8) as reader:
+        await broker.send(of_size(300))
+        expected = await broker.read_all()
+        await broker.parts.appender.store_early()
+        get_range, looks = broker.objects.inner.get_range, []
+
+        async def not_yet(key: str, begin: int, end: int) -> bytes:
+            looks.append(key)
+            if len(looks) == 1:
+                raise NotFound(f"no such object: key={key!r}")
+            return bytes(await get_range(key, begin, end))
+
+        broker.objects.inner.get_range = not_yet  # type: ignore[method-assign,assignment]
+
+        assert await reader.read_all() == expected
+        assert reader.telemetry.registry.get_sample_value("forebay_corrupt_reads_total", {"cause": "missing"}) == 0
+
+
+async def test_while_the_object_store_does_not_answer_old_entries_are_read_from_their_pages() -> None:
+    clock = Later()
+    async with (
+        rig(early=EARLY, flush=SLOW) as broker,
+        rig(shared=broker.shared, objects=broker.objects.inner, epoch=8, clock=clock) as reader,
+    ):
+        for _ in range(3):
+            await broker.send(of_size(300))
+
+        async def away(key: str, begin: int, end: int) -> bytes:
+            raise Unavailable("away")
+
+        broker.objects.inner.get_range = away  # type: ignore[method-assign,assignment]
+
+        assert await reader.read_all() == await broker.read_all()
+
+
+class Later(SystemClock):
+    """An hour ahead: what is young is old."""
+
+    def now_ms(self) -> int:
+        return super().now_ms() + 3_600_000
+
+
+async def test_objects_are_stored_one_after_the_other_and_little_ones_do_not_pile_up() -> None:
+    limits = LogLimits(early_object_bytes=1_000, early_age_s=0.01, early_delete_after_s=0.0, early_pause_s=0.01, early_pause_s_max=0.01)
+    async with rig(early=EARLY, flush=SLOW, limits=limits) as broker:
+        broker.objects.gate = asyncio.Event()
+        for _ in range(6):
+            await broker.send(of_size(600))
+        await broker.send(of_size(100))
+        await asyncio.sleep(0.1)
+        assert len(broker.objects.put_keys) == 1
+        assert counted(broker, "early_waiting_objects") == 3, "the open one goes on giving places"
+        broker.objects.gate.set()
+        await until_no_page(broker)
+
+        assert len(broker.objects.put_keys) == 4
+        assert len(await broker.read_all()) == 3_700
+
+
+async def test_pages_that_are_not_deleted_fast_enough_make_batches_wait_for_objects() -> None:
+    limits = LogLimits(early_object_bytes=1_000, early_waiting_bytes_max=1_500, early_delete_after_s=60.0)
+    async with rig(early=EARLY, flush=FlushSettings(interval_s=0.0, gather_s=0.0), limits=limits) as broker:
+        for _ in range(8):
+            assert isinstance((await broker.send(of_size(600)))[0], Appended)
+            await asyncio.sleep(0.01)
+
+        assert set(reasons(broker)) == {Gathered.UNSTORED}
+        assert counted(broker, "early_waiting_bytes") is not None
+        assert len(await broker.read_all()) == 4_800

@@ -6,15 +6,15 @@ import msgspec
 import pytest
 
 from runtime.ulid import encode_ulid
-from storage.errors import Corrupt, IncompatibleFormat, Unavailable
+from storage.errors import Corrupt, IncompatibleFormat, StorageError, Unavailable
 from storage.formats.early_page import encode_page
 from storage.formats.manifest import Early, Entry, Manifest, encode
 from storage.limits import EARLY_PAGE_BYTES_MAX, EARLY_SLICE_BYTES_MAX, KIB
-from storage.log.early_pages import OLD_MS, EarlyPages, EarlySlice, page_keys, read_pages, read_pages_certainly
+from storage.log.early_pages import OLD_MS, EarlyPages, EarlySlice, page_keys, read_pages_certainly, read_pages_of_all
 from storage.log.limits import LogLimits
 from storage.metadata.keys import PartitionKeys, early_page
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import Applied, Delete, Key, Put, Record
+from storage.metadata.port import Applied, Delete, Key, MetadataStore, Put, Record
 from storage.vocabulary import ObjectId, PartitionId, TopicId
 from tests.kit.stepping_clock import SteppingClock
 
@@ -79,6 +79,16 @@ class Store:
 def bytes_of(found: EarlySlice | None, of: Entry) -> list[bytes]:
     assert found is not None
     return [bytes(view) for view in found.batches_of(of)]
+
+
+async def read_pages(store: MetadataStore, keys: PartitionKeys, entries: Sequence[Entry]) -> list[EarlySlice | None]:
+    """The slices of entries of one partition. Raise what is wrong with one."""
+    slices: list[EarlySlice | None] = []
+    for one in await read_pages_of_all(store, [(keys, entry) for entry in entries]):
+        if isinstance(one, StorageError):
+            raise one
+        slices.append(one)
+    return slices
 
 
 async def test_the_batches_of_an_entry_are_cut_out_of_its_page() -> None:
