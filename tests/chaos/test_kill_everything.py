@@ -3,6 +3,7 @@
 import contextlib
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ KILLS = 20
 PROGRESS_WITHIN_S = 30.0
 SEED = 20_261_126
 SPARSE_PACE_S, MIXED_PACE_S = 0.2, 0.02
+FEW_EARLY = {"storage.early_bytes_per_second": "32KiB"}
+"""The first batches of a life go early, and those that follow wait for an object."""
 SMALL_BATCHES = {"batch.num.messages": 5}
 """As many as an idempotent producer has under way are less than a commit may carry."""
 
@@ -27,11 +30,11 @@ class Kills:
     lives_with_objects: int
 
 
-def kill_everything(native: Native, streams: list[Stream], port: int) -> Kills:
+def kill_everything(native: Native, streams: list[Stream], port: int, settings: Mapping[str, str]) -> Kills:
     chance = random.Random(SEED)
     with_early_commits = with_objects = 0
     for _ in range(KILLS):
-        with native.broker(kafka_port=port, afresh=True) as broker:
+        with native.broker(kafka_port=port, afresh=True, settings=settings) as broker:
             wait_for_progress(streams, within_s=PROGRESS_WITHIN_S)
             time.sleep(chance.uniform(0, 0.3))  # the moment of the kill is what is drawn by chance
             metrics = broker.metrics()
@@ -67,7 +70,7 @@ def test_twenty_kills_of_everything_lose_no_acked_record_and_append_no_idempoten
             ]
         with contextlib.ExitStack() as last:
             with running(streams):
-                kills = kill_everything(native, streams, port)
+                kills = kill_everything(native, streams, port, FEW_EARLY if load == "mixed" else {})
                 last.enter_context(native.broker(kafka_port=port))
             for stream in streams:
                 judge(stream, bootstrap)
