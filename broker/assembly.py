@@ -83,7 +83,7 @@ DRAIN_ANSWERS_S: Final = 30.0
 """Requests that were received are answered for this long after the drain."""
 DRAIN_COMMITS_S: Final = 30.0
 STORE_EARLY_S: Final = 5.0
-"""What is not stored by then is read from the metadata store until it is compacted."""
+"""Early objects have this long to be stored. Readers find the others in the metadata store until they are compacted."""
 LEAVE_GROUPS_S: Final = 3.0
 """Members that this broker is for HTTP clients; those that have not left by then are missed when their sessions end."""
 

@@ -21,7 +21,6 @@ reported. Any number of collectors may run at once. A cycle looks at a bounded n
 `Footprint` sums what the object store holds from the lists that the collector makes anyway.
 """
 
-import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from typing import Final, TypeVar
 
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.pages import FoundPage, OldPage, PageNames, PageSweep
-from compactor.records import Records
+from compactor.records import Records, side_by_side
 from compactor.references import References, read_manifest
 from runtime.clock import Clock
 from runtime.lru import LruCache
@@ -398,7 +397,7 @@ class Collector:
                     if await names.have(partition, entries):
                         del unlisted[partition][object_id]
 
-        await _side_by_side(list(unlisted), ask)
+        await side_by_side(list(unlisted), ask, together=TOGETHER)
 
     async def _look_at_pages(self, report: Judged) -> tuple[list[_LookedAtPages], bool]:
         """Look at the next early pages of old objects. Return what was found, and whether these were the last."""
@@ -451,7 +450,7 @@ class Collector:
                 named = tuple([shared.setdefault(one, one) for one in partitions])
                 candidates.append(UnusedCandidate(path, object_id, ref.size_bytes, named))
 
-        await _side_by_side(by_object, judge)
+        await side_by_side(by_object, judge, together=TOGETHER)
         found.unseen = await self._unseen(candidates, self._references.wal_seen, {}, report)
         return found
 
@@ -598,7 +597,7 @@ class Collector:
             slices += len(one.partitions)
             found.append(dataclasses.replace(one, partitions=tuple([shared.setdefault(p, p) for p in one.partitions])))
 
-        await _side_by_side(stats, judge)
+        await side_by_side(stats, judge, together=TOGETHER)
         return found
 
     async def _unseen(
@@ -625,7 +624,7 @@ class Collector:
                 unsure.add(partition)
                 report.failed[str(partition)] = error
 
-        await _side_by_side(_partitions_of(candidates), ask)
+        await side_by_side(_partitions_of(candidates), ask, together=TOGETHER)
         return _sorted_out(candidates, seen, unsure, report)
 
     async def _certainly_free(
@@ -645,7 +644,7 @@ class Collector:
                 unsure.add(partition)
                 report.failed[str(partition)] = error
 
-        await _side_by_side(floors, ask)
+        await side_by_side(floors, ask, together=TOGETHER)
         return _sorted_out(candidates, seen, unsure, report)
 
     async def _of_wal(self, stat: ObjectStat) -> UnusedCandidate:
@@ -701,18 +700,6 @@ def _sorted_out(
         else:
             free.append(one)
     return free
-
-
-async def _side_by_side(items: Iterable[T], work: Callable[[T], Awaitable[None]]) -> None:
-    waiting = iter(items)
-
-    async def go_on() -> None:
-        for item in waiting:
-            await work(item)
-
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(TOGETHER):
-            tasks.create_task(go_on())
 
 
 async def _as_generator(listing: AsyncIterator[ObjectStat]) -> AsyncGenerator[ObjectStat, None]:

@@ -92,7 +92,7 @@ class CompactorLimits:
     """Values of early pages that one cycle reads, and what one look brings more."""
     early_pages_per_delete: int = 100
     early_page_bytes_per_delete: int = 256 * KIB
-    """What one request deletes: a store that writes pages of a file holds up commits while it does."""
+    """One request deletes no more: a store that writes pages of a file holds up commits while it does."""
     early_pages_named_max: int = 100
     """Pages that cannot be judged, of those that one report names."""
     chunks_per_turn: int = 64

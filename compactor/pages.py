@@ -17,28 +17,13 @@ from storage.errors import Unavailable
 from storage.formats.manifest import Entry, LogState, decode_manifest
 from storage.log.early_pages import page_keys
 from storage.metadata import keys as metadata_keys
-from storage.metadata.keys import EARLY_PREFIX, PartitionKeys, place_of_page
-from storage.metadata.port import Applied, Delete, Key, MetadataStore, Status
+from storage.metadata.keys import EARLY_PREFIX, PartitionKeys, place_of_page, shard_keys
+from storage.metadata.port import Applied, Delete, Key, Status
 from storage.vocabulary import ObjectId, PartitionId
 
-TRIES_PER_SHARD: Final = 64
-"""Made-up partition keys that show no new shard, for each that is known and one more, before there are said to be no others."""
 BEHIND_OBJECT_IDS: Final = f"{EARLY_PREFIX}8"
 """No ULID begins with 8: from here on there is no page."""
 _LAST_PLACE: Final = "~"
-
-
-def shard_keys(metadata: MetadataStore) -> list[str]:
-    """A partition key of each shard. A shard with a much smaller share than others may be left out."""
-    found: dict[int, str] = {}
-    number = since = 0
-    while since < TRIES_PER_SHARD * (len(found) + 1):
-        key = f"early/{number}"
-        number, since = number + 1, since + 1
-        if metadata.shard_of(key) not in found:
-            found[metadata.shard_of(key)] = key
-            since = 0
-    return list(found.values())
 
 
 class PageNames:
@@ -113,7 +98,7 @@ class PageSweep:
         self._records = records
         self._limits = limits
         self._shards: list[str] = []
-        """What is left, by a partition key of each shard: the first is being swept, from `_start` on. Empty: the next sweep begins."""
+        """A partition key for each shard that is left; the sweep is at the first, from `_start` on. Empty: the next one begins."""
         self._start = ""
 
     async def next(self, *, before_ms: int, count: int) -> tuple[list[OldPage], bool]:
@@ -121,7 +106,7 @@ class PageSweep:
         `early_pages_read_bytes_max` and a page. Whether they are the last: then the next call begins again. Raises `Unavailable`.
         """
         if not self._shards:
-            self._shards, self._start = shard_keys(self._records.metadata), EARLY_PREFIX
+            self._shards, self._start = shard_keys(self._records.metadata.shard_of), EARLY_PREFIX
         found: list[OldPage] = []
         size_bytes = 0
         while self._shards:

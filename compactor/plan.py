@@ -29,7 +29,7 @@ NO_LIMIT: Final = -1
 ENTRIES_MORE: Final = 16
 LITTLE_AGES: Final = 6
 INLINE_BYTES_DUE: Final = 64 * KIB
-"""What entries carry leaves the metadata store soon: brokers before format level 5 write it as long as they run."""
+"""Brokers before format level 5 write batches into entries. Compaction takes this many bytes out of the metadata store at once."""
 AHEAD_MS: Final = 3_600_000
 
 

@@ -7,7 +7,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
@@ -224,3 +224,16 @@ class GoneBrokers:
         self._gone.update(dict.fromkeys(sorted(named - live)))
         while len(self._gone) > self._limits.gone_brokers_kept_max:
             del self._gone[next(iter(self._gone))]
+
+
+async def side_by_side(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, together: int) -> None:
+    """Do `work` on each item, on up to `together` of them at a time."""
+    waiting = iter(items)
+
+    async def go_on() -> None:
+        for item in waiting:
+            await work(item)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(together):
+            tasks.create_task(go_on())

@@ -208,7 +208,7 @@ class References:
     async def _certain(
         self, keys: PartitionKeys, sentinel: Key, prefix: str, manifest: Manifest, of_record: Callable[[Record, Manifest], set[T]]
     ) -> set[T]:
-        """What the keys below `prefix` refer to, in a state that has the sentinel."""
+        """Read which objects or entries the keys below `prefix` refer to, in a state that has the sentinel."""
         start, end = children_of(prefix.removesuffix("/"))
         paths = await self._records.list(Key(start, keys.partition_key), end)
         if sentinel.path not in paths:

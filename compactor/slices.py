@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from compactor.limits import DEFAULT_LIMITS, CompactorLimits
 from compactor.plan import RangeRead, Span, plan_reads
+from compactor.records import side_by_side
 from runtime.blocking import Blocking
 from storage.cache.blocks import RangeSource
 from storage.errors import Corrupt, NotFound, StorageError, Unavailable, without_frames
@@ -207,7 +208,7 @@ class GatheredSlices:
     async def _fetch_objects(self, entries: Iterable[Entry]) -> None:
         reads = plan_reads(entries, gap_bytes_max=self._limits.gap_bytes_max, get_bytes_max=self._limits.get_bytes_max)
         self.objects = self.objects or len({read.object_id for read in reads})
-        await _side_by_side(reads, self._fetch)
+        await side_by_side(reads, self._fetch, together=GETS_TOGETHER)
 
     async def _fetch(self, read: RangeRead) -> None:
         if read.object_id in self._failed:
@@ -241,7 +242,8 @@ class GatheredSlices:
 
     async def _fetch_unstored(self, unstored: list[_Unstored]) -> None:
         unstored.sort(key=lambda one: (one.entry.object_id, one.pages.start))
-        await _side_by_side(_page_reads(unstored, pages_max=self._limits.early_pages_per_read), self._fetch_pages)
+        page_reads = _page_reads(unstored, pages_max=self._limits.early_pages_per_read)
+        await side_by_side(page_reads, self._fetch_pages, together=GETS_TOGETHER)
         if left := [one for one in unstored if self._is_missing(one.entry)]:
             # They may have been stored meanwhile, and then their pages are gone.
             for object_id in {one.entry.object_id for one in left}:
@@ -251,7 +253,7 @@ class GatheredSlices:
             for one in left:
                 if self._is_unstored(one.entry):
                     by_partition.setdefault(one.named_by.keys.partition_key, []).append(one)
-            await _side_by_side(by_partition.values(), self._fetch_certainly)
+            await side_by_side(by_partition.values(), self._fetch_certainly, together=GETS_TOGETHER)
 
     async def _fetch_pages(self, unstored: Sequence[_Unstored]) -> None:
         try:
@@ -323,18 +325,6 @@ def _page_reads(unstored: Sequence[_Unstored], *, pages_max: int) -> Iterator[Se
         pages |= named
     if begin < len(unstored):
         yield unstored[begin:]
-
-
-async def _side_by_side(items: Iterable[T], work: Callable[[T], Awaitable[None]]) -> None:
-    waiting = iter(items)
-
-    async def go_on() -> None:
-        for item in waiting:
-            await work(item)
-
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(GETS_TOGETHER):
-            tasks.create_task(go_on())
 
 
 def stamp(entry: Entry, parts: Sequence[Buffer], partition: PartitionId) -> BatchRun:

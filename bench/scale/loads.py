@@ -57,12 +57,12 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class ScaleSettings:
-    """What the brokers of a simulated cluster are set to, as they are by default on S3 and Oxia, and how far away their stores are."""
+    """The settings of the brokers of a simulated cluster, those of S3 and Oxia but for early slices, and how far away their stores are."""
 
     flush_interval_s: float = 0.25
     flush_bytes: int = 8 * KIB * KIB
     early_bytes_per_s: float = 0.0
-    """What scales worse is the path of objects, so nothing goes early unless a run says so."""
+    """Nothing goes early unless a run says so: the path of objects is the one that scales worse."""
     shards: int = 4
     oxia_write_s: float = 0.002
     oxia_read_s: float = 0.0005

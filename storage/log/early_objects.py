@@ -55,7 +55,7 @@ EARLY_OBJECTS: Final = Metric("forebay_early_objects_total", "Early objects stor
 SLICE_COST_BYTES: Final = 300
 """The memory of a slice and its place, beside its bytes."""
 LATE_AFTER_S: Final = 300.0
-"""An object that waits for the object store for longer is logged, and is a reason for `forebay doctor` to say so."""
+"""An object that waits for the object store for longer is logged."""
 
 _log: Final = structlog.get_logger()
 
@@ -287,8 +287,14 @@ class EarlyObjects:
                     if isinstance(await self._metadata.write([range_]), Applied):
                         return True
             except TimeoutError:
-                pass  # as without an answer
+                pass  # as without an answer: it is asked again
             await asyncio.sleep(self._limits.early_pause_s)
+        _log.warning(
+            "early_pages_not_deleted",
+            key=range_.start.path,
+            tries=self._limits.early_delete_tries,
+            effect="they and those behind them stay in the metadata store until a collector deletes them",
+        )
         return False
 
 

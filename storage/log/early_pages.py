@@ -27,6 +27,7 @@ from storage.vocabulary import ObjectId, PartitionId
 T = TypeVar("T")
 
 UNSTORED_FOR_S: Final = 60.0
+"""How long pages are asked for first after an object was not there. It changes the order of the questions, and no answer."""
 OLD_MS: Final = 120_000
 """From this age on an entry's object is asked for before its pages. A guess: it costs a request where it is wrong, and nothing else."""
 

@@ -60,6 +60,7 @@ CAUSES: Final[tuple[Cause, ...]] = ("corrupt", "missing", "short")
 _log: Final = structlog.get_logger()
 READ_TIMEOUT_S: Final = 20.0
 PASSED_BYTES_MAX: Final = 16 * KIB
+"""A larger entry that is entered in its middle is checked in a task, not in the turn that answers many partitions."""
 
 
 class CorruptReads:
