@@ -97,10 +97,13 @@ def heeds_no_floor() -> Iterator[None]:
 
 @contextlib.contextmanager
 def takes_one_absence_for_damage() -> Iterator[None]:
-    """Model: F-early-absent."""
+    """Model: F-early-absent. It asks for the object first, whatever its age: else absence is rare, of what dead brokers left."""
+
+    def is_object_first(self: EarlyPages, entry: Entry) -> bool:
+        return True
 
     async def fetch(self: EarlyPages, keys: PartitionKeys, entry: Entry, *, known_version: int) -> EarlySlice | None:
         return None
 
-    with mock.patch.object(EarlyPages, "fetch_certainly", fetch):
+    with mock.patch.object(EarlyPages, "is_object_first", is_object_first), mock.patch.object(EarlyPages, "fetch_certainly", fetch):
         yield
