@@ -189,8 +189,27 @@ class OxiaProxy(grpc.GenericRpcHandler):
                 if passed == messages_max:
                     return
                 await self._until_heard(shard)
-                await _write(call, self._readdressed(reply) if path.endswith(ASSIGNMENTS) else reply)
+                await self._write(call, self._readdressed(reply) if path.endswith(ASSIGNMENTS) else reply)
                 passed += 1
+
+    async def _write(self, call: _Call, message: bytes) -> None:
+        """Cancelled, return when the message is out all the same: gRPC refuses to end a call while one is on its way."""
+        failed: list[grpc.aio.BaseError] = []
+
+        async def write() -> None:
+            try:
+                await call.write(message)
+            except grpc.aio.BaseError as error:
+                failed.append(error)
+
+        writing = self._nursery.spawn(write(), name="message")
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait([writing], timeout=HANG_S_MAX)
+            raise
+        if failed:
+            raise failed[0]
 
     async def _until_answered(self, path: str, requests: AsyncIterator[bytes], call: _Call) -> None:
         """Return when the server has said its first message or has failed: a write that has a reply was applied or refused."""
@@ -265,18 +284,6 @@ def _shard_in(request: bytes) -> int:
         if byte < 0x80:
             return shard
     raise AssertionError(f"not a request of Oxia's: {request[:16]!r}")
-
-
-async def _write(call: _Call, message: bytes) -> None:
-    """Cancelled, return when the message is out all the same: gRPC refuses to end a call while one is on its way."""
-    writing = asyncio.ensure_future(call.write(message))
-    try:
-        await asyncio.shield(writing)
-    except asyncio.CancelledError:
-        await asyncio.wait([writing], timeout=HANG_S_MAX)
-        if writing.done() and not writing.cancelled():
-            writing.exception()  # the call is being ended, for a reason of its own
-        raise
 
 
 def _metadata(call: _Call) -> list[tuple[str, str | bytes]]:
