@@ -40,6 +40,7 @@ OF_STORES = {
     "objects: delete",
     "both stores",
     "age of the metadata",
+    "early batches",
     "clock of the object store",
 }
 

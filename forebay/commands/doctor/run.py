@@ -18,7 +18,7 @@ from typing import Final
 import typer
 
 from broker.audit import refusal as audit_refusal
-from forebay.commands.doctor import addresses, metadata, objects
+from forebay.commands.doctor import addresses, early, metadata, objects
 from forebay.commands.doctor.addresses import Respondent, at_kafka
 from forebay.commands.doctor.finding import (
     Checks,
@@ -55,6 +55,7 @@ from runtime.version import forebay_version
 from storage.catalog.brokers import BROKER_ID_MAX, id_taken
 from storage.catalog.collections import CollectionsRecord, NewerStore, WentBack, read_collections
 from storage.catalog.identity import Identity, StoreContents, judge, look
+from storage.log.early_objects import LATE_AFTER_S
 from storage.objects.block_folder import BlockFolder
 from storage.objects.port import TEMPORARY_FOLDER
 from storage.opening import Stores, open_stores
@@ -456,8 +457,14 @@ async def look_at_both(opened: Stores, settings: Settings, checks: Checks, *, cl
         found = await NewerStore(opened.metadata, opened.objects, IdSource(clock=clock)).look()
         return of_age(found, await read_collections(opened.metadata), settings)
 
+    async def early_batches() -> Finding:
+        now_ms = clock.now_ms()
+        found = await early.find_unstored(opened.metadata, opened.objects, before_ms=now_ms - int(LATE_AFTER_S * 1_000))
+        return early.of_unstored(found, now_ms=now_ms)
+
     await checks.run(BELONG, identity, within_s=LOOK_S)
     await checks.run(AGE, age, within_s=LOOK_S)
+    await checks.run(early.CHECK, early_batches, within_s=LOOK_S)
     # No broker has this id: nobody else's probe has the same name.
     timed: dict[str, Timed] = {"object_store": ObjectClock(opened.objects, lambda: BROKER_ID_MAX, clock)}
     if opened.times is not None:
