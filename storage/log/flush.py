@@ -47,7 +47,10 @@ BURST_S: Final = 0.25
 """How much unused budget is kept, to be spent at once."""
 KEPT_FOR_SMALL: Final = 1 / 4
 """The part of what is kept that only small slices may take."""
-SMALL_BYTES: Final = 16 * KIB
+SMALL_BYTES: Final = 32 * KIB
+"""Room for the `batch.size` of Java's producer, 16 KiB, and what the commit of a batch costs: one that sends as fast as it may is held by
+the budget then. As objects its five batches under way would be a tenth of that.
+"""
 COMMIT_COST_BYTES: Final = 2 * KIB
 """What a commit costs the metadata store beside its bytes: it writes the manifest again."""
 GATHERS_S: Final = 0.5

@@ -245,6 +245,31 @@ def test_from_load_to_load_there_is_one_step_at_the_budget() -> None:
     assert all(rate * RECORD_BYTES > ON_OXIA.bytes_per_s / 2 for rate in steps)
 
 
+def test_a_producer_of_medium_batches_that_waits_for_nothing_is_held_by_the_budget_and_by_no_object() -> None:
+    """Java's `batch.size` and five requests under way, which as objects would be 0.8 MB/s here."""
+    seconds, size_bytes = 10.0, 16 * KIB
+
+    async def scenario() -> int:
+        clock = VirtualClock(asyncio.get_running_loop())
+        sent = 0
+        async with rig(early=ON_OXIA, flush=FlushSettings(), clock=clock) as broker:
+            broker.objects.put_s, broker.metadata.write_s = PUT_S, WRITE_S
+
+            async def one_after_the_other() -> None:
+                nonlocal sent
+                while clock.monotonic_s() < seconds:
+                    (result,) = await broker.send(of_size(size_bytes))
+                    assert isinstance(result, Appended)
+                    sent += size_bytes
+                    await asyncio.sleep(ROUND_TRIP_S)
+
+            await asyncio.gather(*[one_after_the_other() for _ in range(IN_FLIGHT_MAX)])
+        return sent
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(scenario()) / seconds > 0.8 * ON_OXIA.bytes_per_s
+
+
 async def test_slices_of_many_partitions_that_arrive_together_share_one_object() -> None:
     limits = LogLimits(early_age_s=0.05, early_delete_after_s=0.0, early_delete_pause_s=0.0)
     async with rig(early=EARLY, flush=AT_ONCE, limits=limits) as broker:
