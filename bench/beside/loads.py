@@ -211,14 +211,51 @@ LOADS: Final = (
         amounts=_amounts(30_000, 20_000, 10_000, 10_000, 10_000),
     ),
     BesideLoad(
+        name="requests-1kib",
+        title="a 1 KiB record in each request",
+        kind=LoadKind.REQUESTS,
+        words=("requests", "--record-bytes", "1024"),
+        amounts=_amounts(30_000, 20_000, 10_000, 10_000, 10_000),
+    ),
+    BesideLoad(
+        name="requests-4kib",
+        title="a 4 KiB record in each request",
+        kind=LoadKind.REQUESTS,
+        words=("requests", "--record-bytes", "4096"),
+        amounts=_amounts(30_000, 20_000, 10_000, 10_000, 10_000),
+    ),
+    BesideLoad(
+        name="requests-16kib",
+        title="a 16 KiB record in each request, one partition",
+        kind=LoadKind.REQUESTS,
+        words=("requests", "--record-bytes", "16384", "--partitions", "1"),
+        amounts=_amounts(20_000, 5_000, 3_000, 3_000, 3_000),
+    ),
+    BesideLoad(
         name="e2e",
-        title="200 records a second, from end to end",
+        title="200 records of 100 B a second, from end to end",
         kind=LoadKind.LATENCY,
-        words=("e2e", "--rate", "200"),
+        words=("e2e", "--rate", "200", "--record-bytes", "100"),
+        amounts=_amounts(10, 10, 10, 10, 10),
+    ),
+    BesideLoad(
+        name="e2e-1kib",
+        title="200 records of 1 KiB a second, from end to end",
+        kind=LoadKind.LATENCY,
+        words=("e2e", "--rate", "200", "--record-bytes", "1024"),
+        amounts=_amounts(10, 10, 10, 10, 10),
+    ),
+    BesideLoad(
+        name="e2e-1kib-2000",
+        title="2,000 records of 1 KiB a second, from end to end",
+        kind=LoadKind.LATENCY,
+        words=("e2e", "--rate", "2000", "--record-bytes", "1024"),
         amounts=_amounts(10, 10, 10, 10, 10),
     ),
 )
-"""Every load sends to twelve partitions with acks=all but the last, which has one partition."""
+"""Every load sends to twelve partitions with acks=all but those that say otherwise: a latency is that of one partition."""
+DRAWN_LATENCY: Final = "e2e-1kib"
+"""The chart has room for one."""
 
 
 def warm_up_times(target: str) -> float:

@@ -14,7 +14,21 @@ from bench import results
 from bench.beside import __main__ as beside
 from bench.beside import page, report, running
 from bench.beside.chart_data import chart_data
-from bench.beside.loads import FILES, FILES_2, LOADS, OURS, S3, TARGETS, WORKERS, BesideLoad, filling_words, like, load_words, warm_up_times
+from bench.beside.loads import (
+    FILES,
+    FILES_2,
+    LOADS,
+    OURS,
+    S3,
+    TARGETS,
+    WORKERS,
+    BesideLoad,
+    LoadKind,
+    filling_words,
+    like,
+    load_words,
+    warm_up_times,
+)
 from bench.beside.report import BesideReport, FailureReport, RunReport, figures, load_report, number, table
 from bench.beside.running import BesidePlan, MeasuredRuns, run_loads, turns
 from bench.processes import KAFKA, NotReady
@@ -22,6 +36,7 @@ from forebay.cli import application
 
 BY_NAME = {load.name: load for load in LOADS}
 PRODUCE, CONSUME, REQUESTS, E2E = (BY_NAME[name] for name in ("produce-1kib", "consume-1kib", "requests", "e2e"))
+LATENCIES = [load for load in LOADS if load.kind is LoadKind.LATENCY]
 GIB = 2**30
 
 
@@ -100,7 +115,7 @@ def test_the_words_of_a_load_are_those_of_forebay_bench(load: BesideLoad) -> Non
 def test_scale_multiplies_records_and_seconds() -> None:
     assert load_words(PRODUCE, KAFKA, 0.5) == ["produce", "--record-bytes", "1024", "--records", "500000"]
     assert load_words(REQUESTS, S3, 0.0001) == ["requests", "--records", "1"]
-    assert load_words(E2E, FILES, 0.3) == ["e2e", "--rate", "200", "--seconds", "3"]
+    assert load_words(E2E, FILES, 0.3) == ["e2e", "--rate", "200", "--record-bytes", "100", "--seconds", "3"]
     assert load_words(E2E, FILES, 0.001)[-1] == "0.5"
 
 
@@ -206,7 +221,7 @@ def test_a_number_has_as_many_digits_as_say_something(value: float, text: str) -
 def test_the_table_has_a_line_for_each_figure_of_each_target() -> None:
     lines = table(made_report(kafka=[100.0], files=[120.0]).loads).splitlines()
 
-    assert len(lines) == 1 + 2 * (len(LOADS) + 1)
+    assert len(lines) == 1 + 2 * (len(LOADS) + len(LATENCIES))
     assert any(line.startswith("requests") and "120 requests/s" in line and "1.20" in line for line in lines)
 
 
@@ -250,7 +265,7 @@ def test_a_page_without_its_two_marks_is_refused(text: str) -> None:
 def test_the_chart_has_bars_of_rates_and_lines_of_latencies() -> None:
     found = chart_data(made_report(kafka=[100.0], files=[150.0], s3=[10.0]))
 
-    assert [[bar.target for bar in group.bars] for group in found.groups] == [["files", "S3"]] * (len(LOADS) - 1)
+    assert [[bar.target for bar in group.bars] for group in found.groups] == [["files", "S3"]] * (len(LOADS) - len(LATENCIES))
     assert [(line.target, line.p50_ms.median) for line in found.lines] == [("Kafka", 10.0), ("files", 6.666667), ("S3", 100.0)]
 
 
