@@ -96,6 +96,7 @@ docs: setup-dev  ## renew what is generated from code in docs/ (apis.md and devi
 	@$(BIN)/python docs/internals/drawings/architecture.py
 	@$(BIN)/python -m bench.beside.documents
 	@$(BIN)/python -m bench.scale.documents
+	@$(BIN)/python -m bench.sweep.documents
 
 lint: setup-dev  ## ruff and the import contracts
 	@$(BIN)/ruff check .

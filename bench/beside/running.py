@@ -35,7 +35,7 @@ class LoadFailed(Exception):
 def warm(load: BesideLoad, target: OpenTarget, scale: float) -> None:
     """Raise `LoadFailed`."""
     with _topic(load, target, scale * warm_up_times(target.name)) as words:
-        _bench(target, words)
+        run_bench(target, words)
 
 
 def measure(load: BesideLoad, target: OpenTarget, scale: float, round_index: int) -> RunReport:
@@ -43,7 +43,7 @@ def measure(load: BesideLoad, target: OpenTarget, scale: float, round_index: int
     with _topic(load, target, scale) as words:
         before = target.counters() if target.is_counted else {}
         used_s = target.cpu_s()
-        raw = _bench(target, words)
+        raw = run_bench(target, words)
         cpu_s = target.cpu_s() - used_s
         dollars = conflicts = None
         if target.is_counted:
@@ -70,12 +70,13 @@ def _topic(load: BesideLoad, target: OpenTarget, scale: float) -> Iterator[list[
         yield words
         return
     topic = f"beside-{next(_names)}"
-    _bench(target, [*filling_words(load, target.name, scale), "--topic", topic])
+    run_bench(target, [*filling_words(load, target.name, scale), "--topic", topic])
     yield [*words, "--topic", topic]
     _forebay(target, ["topic", "delete", topic, "--yes"])
 
 
-def _bench(target: OpenTarget, words: Sequence[str]) -> dict[str, Any]:
+def run_bench(target: OpenTarget, words: Sequence[str]) -> dict[str, Any]:
+    """What `forebay bench` with these words wrote. Raise `LoadFailed`."""
     said = _forebay(target, ["bench", *words, "--json"])
     try:
         found: dict[str, Any] = json.loads(said)
