@@ -360,6 +360,14 @@ class Collector:
             return False
         return True
 
+    async def _is_stored(self, key: str) -> bool:
+        """Whether a WAL object is there. Raises `Corrupt` for what has its name and is another: nothing may be deleted on account of it."""
+        try:
+            await self._of_wal(await self._objects.stat(key))
+        except NotFound:
+            return False
+        return True
+
     async def _note_missing(self, prefix: str, named: Mapping[PartitionId, set[ObjectId]], listed: _Listed) -> None:
         """Compare what entries name with what the list has shown. Raises `ObjectsMissing` if an object is missing for certain.
 
@@ -428,7 +436,7 @@ class Collector:
         async def judge(object_id: ObjectId) -> None:
             nonlocal slices
             try:
-                if await self._is_there(object_key(object_id)):
+                if await self._is_stored(object_key(object_id)):
                     found.stored += [page.ref for page in by_object[object_id]]
                     return
             except StorageError as error:

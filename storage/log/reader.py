@@ -552,7 +552,9 @@ class Reader:
         )
 
     async def _read_early(self, log: PartitionLog, entry: Entry, offset: int, terms: _Terms) -> BatchRun | None:
-        """From memory, pages or object, in the order of storage/log/early_pages.py. Raises as `SegmentReader.read` does."""
+        """From memory, pages or object, in the order of storage/log/early_pages.py, and from the other where one is damaged. Raises as
+        `SegmentReader.read` does.
+        """
         failed: Corrupt | Unavailable | None = None
         try:
             views = self._at_hand(entry)
@@ -571,7 +573,7 @@ class Reader:
             if failed is not None:
                 raise failed from None
             self._early.note_unstored(entry.object_id)
-        except Unavailable as error:
+        except (Corrupt, Unavailable) as error:
             if failed is not None:
                 raise
             failed = without_frames(error)  # its pages have the same bytes, if they are there still
@@ -584,8 +586,11 @@ class Reader:
                 raise failed
             # Its pages went because it is stored, though it was not when it was asked for.
             return await self._read_object(log, entry, offset, terms)
-        views = found.batches_of(entry)
-        return self._run_of(log, entry, views, offset, bytes_max=terms.bytes_max, at_least_one=terms.at_least_one)
+        run = self._run_of(log, entry, found.batches_of(entry), offset, bytes_max=terms.bytes_max, at_least_one=terms.at_least_one)
+        if isinstance(failed, Corrupt | EndsEarly):
+            self._corrupt_reads.note(_cause(failed))
+            self._corrupt_reads.recovered(log.partition, offset, key=object_key(entry.object_id), first=failed)
+        return run
 
     def _at_hand(self, entry: Entry) -> list[memoryview] | None:
         """The batches of an entry that carries them, or of an early one that is in memory. Raises `Corrupt`."""

@@ -19,7 +19,7 @@ class Uploader:
     """Uploads WAL objects: unique keys, put if absent, the same bytes on every try.
 
     A lost reply looks like a lost request. The key is ours alone, so "already exists" after a try that ended unknown means that the try
-    succeeded; the size is compared to be sure of it.
+    succeeded. To be sure of it the size is compared, and the first part: the header, with the id, the epoch and a checksum.
     """
 
     def __init__(self, *, objects: ObjectStore, clock: Clock, chance: random.Random, limits: LogLimits = DEFAULT_LIMITS) -> None:
@@ -42,7 +42,7 @@ class Uploader:
                     await self._objects.put_if_absent(key, parts)
                 return
             except AlreadyExists:
-                if await self._is_ours(key, sum(map(len, parts))):
+                if await self._is_ours(key, parts[0], size_bytes=sum(map(len, parts))):
                     return
                 raise Unavailable(f"another object has the name of a WAL object: key={key!r}") from None
             except (Unavailable, OutcomeUnknown, TimeoutError) as error:
@@ -51,10 +51,12 @@ class Uploader:
                     raise Unavailable(f"upload gave up: key={key!r} tries={tries} cause={error!r}") from error
             await asyncio.sleep(pause_s)
 
-    async def _is_ours(self, key: str, size_bytes: int) -> bool:
+    async def _is_ours(self, key: str, header: Buffer, *, size_bytes: int) -> bool:
         try:
             async with asyncio.timeout(self._limits.upload_try_timeout_s):
-                return (await self._objects.stat(key)).size_bytes == size_bytes
+                if (await self._objects.stat(key)).size_bytes != size_bytes:
+                    return False
+                return bytes(await self._objects.get_range(key, 0, len(header))) == header
         except (NotFound, Unavailable, TimeoutError):
             return False
 

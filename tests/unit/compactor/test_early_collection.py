@@ -319,6 +319,27 @@ async def test_a_damaged_page_goes_with_the_others_once_its_object_is_there() ->
         assert (gone.pages.deleted, gone.pages.failed) == (2, {})
 
 
+@pytest.mark.parametrize("how", ["no object of ours", "under another name", "damaged"])
+async def test_pages_stay_while_what_lies_under_the_name_of_their_object_is_another(how: str) -> None:
+    async with stored() as it:
+        one, other = await dead(it), await dead(it)
+        await other.store()
+        stat = await it.blobs.stat(other.key)
+        body = bytearray(await it.blobs.get_range(other.key, 0, stat.size_bytes))
+        body[-1] ^= how == "damaged"
+        await it.blobs.put_if_absent(one.key, [b"foreign" if how == "no object of ours" else bytes(body)])
+        before = await it.contents()
+        report = await it.collect()
+
+        assert (len(await one.left()), len(await other.left())) == (2, 0)
+        assert (report.pages.deleted, report.pages.unsure, set(report.pages.failed)) == (2, 2, {one.key})
+        assert isinstance(report.pages.failed[one.key], Corrupt)
+        assert await it.contents() == before
+        await it.blobs.delete_many([one.key])
+        await it.compact()
+        assert (await it.collect()).pages.deleted == 2, "once it is gone they are the only ones"
+
+
 async def test_rubbish_is_looked_at_in_bounded_cycles_and_named_up_to_a_bound() -> None:
     limits = CompactorLimits(early_pages_named_max=3)
     async with stored() as it:
