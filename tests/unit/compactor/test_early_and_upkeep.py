@@ -35,6 +35,7 @@ from tests.unit.storage.log.rig import Rig, rig
 
 EARLY = EarlySettings(bytes_per_s=1 << 30)
 SLOW = FlushSettings(interval_s=60.0, gather_s=60.0)
+QUICK = FlushSettings(interval_s=0.0, gather_s=0.0)
 AT_ONCE = LogLimits(early_delete_after_s=0.0, early_delete_pause_s=0.0)
 HOUR_MS = 3_600_000
 MINUTES_S = 1_200.0
@@ -75,9 +76,9 @@ class Scene:
         self.partition: PartitionId = topic.partition(0)
 
     def broker(
-        self, *, epoch: int = 7, clock: Clock | None = None, metadata: Any = None, limits: LogLimits = AT_ONCE
+        self, *, epoch: int = 7, clock: Clock | None = None, metadata: Any = None, flush: FlushSettings = SLOW, limits: LogLimits = AT_ONCE
     ) -> contextlib.AbstractAsyncContextManager[Rig]:
-        return rig(shared=metadata or self.metadata, objects=self.blobs, epoch=epoch, early=EARLY, flush=SLOW, clock=clock, limits=limits)
+        return rig(shared=metadata or self.metadata, objects=self.blobs, epoch=epoch, early=EARLY, flush=flush, clock=clock, limits=limits)
 
     async def send(self, broker: Rig, payload: bytes) -> Appended | StorageError:
         (answer,) = await self.sent(broker, payload)
@@ -265,6 +266,49 @@ async def test_a_broker_that_was_paused_for_twenty_minutes_acknowledges_nothing_
         assert [key for key in await it.objects() if key.startswith("wal/")] == []
         if meanwhile != "its topic was deleted":
             assert await it.payloads() == [b"first", b"second", b"third"]
+
+
+# Clocks that are apart
+
+
+class Apart(SystemClock):
+    """A clock that is some minutes ahead of the others, or behind them."""
+
+    def __init__(self, ahead_s: float) -> None:
+        self._ahead_ms = round(ahead_s * 1_000)
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._ahead_ms
+
+
+async def test_brokers_whose_clocks_are_twenty_minutes_apart_write_one_partition_above_every_floor() -> None:
+    """The one that is ahead gives ids that are above all of the other. What is collected of it raises the floor over the other's open
+    object.
+    """
+    async with (
+        scene() as it,
+        it.broker(clock=Apart(MINUTES_S), flush=QUICK) as ahead,
+        it.broker(epoch=8, clock=Apart(-MINUTES_S), flush=QUICK) as behind,
+    ):
+        sent = []
+        for number in range(6):
+            for broker in (ahead, behind):
+                sent.append(b"%d of %d" % (number, broker.epoch.current))
+                assert await it.send(broker, sent[-1]) == Appended(len(sent) - 1, 0)
+            if number % 2:
+                await it.compact()
+                await ahead.parts.appender.store_early()
+                await it.collect()
+                (floor, ids) = await floor_and_ids(it, behind)
+                assert all(one > floor for one in ids), "no entry is at a floor"
+        assert await it.payloads() == sent
+        await behind.parts.appender.store_early()
+        assert await it.payloads() == sent
+
+
+async def floor_and_ids(it: Scene, broker: Rig) -> tuple[str, list[str]]:
+    manifest = await broker.manifest(it.partition)
+    return manifest.revoked_floor, [entry.object_id for entry in manifest.pending if entry.last >= manifest.compaction_cursor]
 
 
 # Log starts inside a page

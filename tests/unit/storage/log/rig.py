@@ -201,13 +201,16 @@ async def rig(
     part_bytes: int = PART_BYTES,
     early: EarlySettings = NO_EARLY,
     level: int = LEVEL_MAX,
+    level_now: Callable[[], int] | None = None,
     clock: Clock | None = None,
     former: Former = no_former,
     cache_dir: Path | None = None,
     cache_limits: CacheLimits = DEFAULT_CACHE_LIMITS,
     limits: LogLimits = DEFAULT_LIMITS,
 ) -> AsyncIterator[Rig]:
-    """`registered` is the epoch of a real registration, instead of `epoch` and `live`."""
+    """`registered` is the epoch of a real registration, instead of `epoch` and `live`; `level_now` a level that may rise, instead of
+    `level`.
+    """
     clock, telemetry = clock or SystemClock(), Telemetry()
     shared = shared or MemoryMetadataStore(clock=clock, shards=1)
     await shared.write([Put(keys.PartitionKeys(PARTITION).manifest, encode(Manifest()), ABSENT)])
@@ -246,7 +249,7 @@ async def rig(
             tail_bytes_max=1 << 20,
             flush=flush or FlushSettings(interval_s=0.0, gather_s=0.0),
             early=early,
-            level=lambda: level,
+            level=level_now or (lambda: level),
             epoch=broker_epoch,
             ids=ids,
             clock=clock,

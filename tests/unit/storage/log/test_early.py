@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from runtime.clock import SystemClock
-from storage.errors import Corrupt, NotFound, StorageError, Unavailable
+from storage.errors import Corrupt, NotFound, OutOfOrderSequence, StorageError, Unavailable
 from storage.formats.early_page import encode_page
 from storage.formats.levels import LEVEL_OF_EARLY
 from storage.formats.manifest import Early, encode
@@ -327,6 +327,24 @@ async def test_a_refused_batch_at_the_head_of_a_slice_has_a_place_that_no_entry_
         entry = (await broker.manifest()).pending[-1]
         assert isinstance(entry.batches, Early)
         assert entry.spans[0][0] == entry.batches.start + len(first)
+        assert await reader.read_all() == await broker.read_all()
+
+
+async def test_a_refused_batch_at_the_head_of_a_slice_is_answered_so_and_what_is_behind_it_is_appended() -> None:
+    async with rig(early=EARLY, flush=SLOW) as broker, rig(shared=broker.shared, epoch=8) as reader:
+        assert await broker.send(batch_bytes(producer_id=5, producer_epoch=0, first_seq=0)) == [Appended(0, 0)]
+        broker.metadata.faults.append("late")
+        ahead = broker.send(of_size(100))
+        await broker.metadata.until_late()
+        gap = batch_bytes(producer_id=5, producer_epoch=0, first_seq=7)
+        refused, following = broker.send(gap), broker.send(of_size(150), source=object())
+        await broker.metadata.deliver_late()
+
+        assert [await ahead, await following] == [[Appended(1, 0)], [Appended(2, 0)]]
+        assert isinstance((await refused)[0], OutOfOrderSequence)
+        entry = (await broker.manifest()).pending[-1]
+        assert isinstance(entry.batches, Early)
+        assert (entry.spans, entry.batches.start) == (((entry.batches.start + len(gap), 150),), entry.spans[0][0] - len(gap))
         assert await reader.read_all() == await broker.read_all()
 
 
