@@ -364,11 +364,13 @@ class BlockCache:
         return end
 
     async def fetch_ahead(self, key: str, start: int, end: int) -> bool:
-        """Fetch what is missing of [start, end) from `start` on with one GET, for a read of history that will come.
+        """Fetch [start, end) from its first byte on that is missing, with one GET, for a read of history that will come.
 
-        False if it is not missing any more, or if it would have to wait for others. Raises what the store raises.
+        False if none is missing any more, or if it would have to wait for others. Raises what the store raises.
         """
-        if self.missing_from(key, start, end) != start:
+        # A read that came first may have its head on its way: whoever goes through small entries reads the next one at once.
+        start = self.missing_from(key, start, end)
+        if start == end:
             return False
         piece = self._plan_fetch(key, start, end, end, floor=start)
         size_bytes = piece.end - piece.start

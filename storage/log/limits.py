@@ -138,11 +138,13 @@ class LogLimits:
     ahead_bytes: int = 2 * MIB
     """In front of a consumer, of each partition, where it waits for nothing: at 10 ms for a GET, 200 MB/s."""
     ahead_bytes_max: int = 16 * MIB
-    said_entries_max: int = 32
-    ahead_entries_max: int = 16
-    """Fetched, of those that were said: the others of an object are said by then."""
-    first_entries_max: int = 1
-    """Fetched when a consumer says something for the first time: the others that read the same objects have said nothing yet."""
+    said_objects_max: int = 32
+    said_entries_max: int = 256
+    """An early object has thousands of entries of a partition, of a batch each: half of these are fetched at a time."""
+    ahead_objects_max: int = 16
+    """Fetched from, of those in which something was said: the other slices of an object are said by then."""
+    first_objects_max: int = 1
+    """Fetched from when a consumer says something for the first time: the others that read the same objects have said nothing yet."""
     ahead_gets_per_follow_max: int = 4
     """Begun at a time for one consumer: what up to 1,024 others want beside it is asked for each, which takes a millisecond."""
     ahead_gap_bytes_max: int = 256 * KIB
@@ -179,6 +181,8 @@ class LogLimits:
     # Early pages that were read: early_pages
     early_kept_bytes_max: int = 8 * MIB
     """Over all partitions."""
+    early_entries_per_read: int = 32
+    """Of which pages are asked for with one read."""
     early_read_bytes_max: int = 1 * MIB
     """What one read brings of the entries that follow."""
     early_stored_kept_max: int = 4_096

@@ -210,14 +210,16 @@ NextEntry = tuple[PartitionId, int]
 class Follower:
     """The consumers at one place, and what they will read."""
 
-    __slots__ = ("ahead_bytes_max", "ahead_entries_max", "coming_base", "entries", "place", "said_bytes", "said_s")
+    __slots__ = ("ahead_bytes_max", "ahead_objects_max", "coming_base", "entries", "object_count", "place", "said_bytes", "said_s")
 
-    def __init__(self, *, ahead_bytes_max: int, ahead_entries_max: int) -> None:
+    def __init__(self, *, ahead_bytes_max: int, ahead_objects_max: int) -> None:
         self.place: NextEntry | None = None
         self.entries: deque[SaidEntry] = deque()
         self.said_bytes = 0
         self.ahead_bytes_max = ahead_bytes_max
-        self.ahead_entries_max = ahead_entries_max
+        self.object_count = 0
+        """Of runs of entries in one object."""
+        self.ahead_objects_max = ahead_objects_max
         self.coming_base = -1
         """Up to this entry all is here or on its way, unless it was evicted."""
         self.said_s = 0.0
@@ -226,6 +228,27 @@ class Follower:
     def next_base(self) -> int:
         assert self.place is not None, "it is at no place"
         return self.place[1]
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether objects have several entries of the partition each: the next ones come with one GET, not each with its own."""
+        return 2 * self.object_count <= len(self.entries)
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether half of what it said is here or on its way."""
+        return bool(self.entries) and 2 * (self.coming_base - self.next_base) >= self.entries[-1].base - self.next_base
+
+    def add(self, said: SaidEntry) -> None:
+        self.object_count += not self.entries or self.entries[-1].key != said.key
+        self.entries.append(said)
+        self.said_bytes += said.range.size_bytes
+
+    def pop(self) -> SaidEntry:
+        passed = self.entries.popleft()
+        self.object_count -= not self.entries or self.entries[0].key != passed.key
+        self.said_bytes -= passed.range.size_bytes
+        return passed
 
 
 class EntriesAhead:
@@ -271,10 +294,40 @@ class EntriesAhead:
                 follower.ahead_bytes_max = min(2 * follower.ahead_bytes_max, self._limits.ahead_bytes_max)
                 follower.coming_base = -1
             self._say(follower, following, from_base=following[0].base if is_through else source.base)
-            self._fetch_due(follower)
+            if not (follower.is_dense and follower.has_enough):
+                self._fetch_due(follower)
         if not source.is_inline:
             key = object_key(source.object_id)
             (self._blocks.leave if is_through else self._blocks.release)(key, *source.extent, wanted=self._ranges(key))
+
+    def entries_max(self, source: Entry) -> int:
+        """How many entries behind `source` are worth knowing. Small ones of early objects are as many as there is room for."""
+        if not source.is_early:
+            return self._limits.said_objects_max
+        start, end = source.extent
+        room_bytes = min(2 * self._limits.ahead_bytes, self._read_ahead.front_bytes_max / max(1, len(self.said)))
+        return min(self._limits.said_entries_max, max(self._limits.said_objects_max, int(room_bytes / (end - start))))
+
+    def pass_on(self, partition: PartitionId, source: Entry) -> bool:
+        """A consumer in order has read the entry `source` to its end. False: nothing was done, `follow` has to be told what follows.
+
+        An object that was committed early has many entries of a partition. While half of what was said of them is still to come, nothing
+        more needs to be said.
+        """
+        place = partition, source.base
+        follower = self.said.get(place)
+        if follower is None or len(follower.entries) < max(2, self.entries_max(source) // 2) or not follower.has_enough:
+            return False
+        first, second = follower.entries[0], follower.entries[1]
+        following = partition, second.base
+        if first.base != source.base or second.key != first.key or following in self.said:
+            return False
+        self._unsay(follower, follower.pop())
+        del self.said[place]
+        follower.place, follower.said_s = following, self._clock.monotonic_s()
+        self.said[following] = follower
+        self._blocks.leave(first.key, *first.range, wanted=self._ranges(first.key))
+        return True
 
     def claim(self, key: str, brought: Range) -> None:
         """`brought` is here, as far as it came: what consumers want of it stays."""
@@ -298,7 +351,7 @@ class EntriesAhead:
         if follower is None:
             if len(self.said) >= self._limits.places_said_max:
                 return None  # the one whose place it took would come back, and take another's
-            follower = Follower(ahead_bytes_max=self._limits.ahead_bytes, ahead_entries_max=self._limits.first_entries_max)
+            follower = Follower(ahead_bytes_max=self._limits.ahead_bytes, ahead_objects_max=self._limits.first_objects_max)
         follower.place, follower.said_s = place, self._clock.monotonic_s()
         self.said[place] = follower
         return follower
@@ -307,21 +360,21 @@ class EntriesAhead:
         """Drop what it has passed of what it said, and add what follows. The entry that it is in is still claimed."""
         entries = follower.entries
         while entries and entries[0].base < from_base:
-            self._unsay(follower, entries.popleft())
+            self._unsay(follower, follower.pop())
         in_bytes = entries[0].range.size_bytes if entries and entries[0].base < following[0].base else 0
         last_base = entries[-1].base if entries else -1
         said_bytes_max = self._said_bytes_max(follower)
-        said_entries_max, get_bytes_max = self._limits.said_entries_max, self._limits.ahead_get_bytes_max
+        limits, get_bytes_max = self._limits, self._limits.ahead_get_bytes_max
         for entry in following:
             if entry.base <= last_base or entry.is_inline:
                 continue
-            if len(entries) >= said_entries_max or follower.said_bytes - in_bytes >= said_bytes_max:
+            if len(entries) >= limits.said_entries_max or follower.said_bytes - in_bytes >= said_bytes_max:
                 break
             key, wanted = object_key(entry.object_id), Range(*entry.extent)
-            if wanted.size_bytes > get_bytes_max:
+            is_another = not entries or entries[-1].key != key
+            if wanted.size_bytes > get_bytes_max or (is_another and follower.object_count >= limits.said_objects_max):
                 break
-            entries.append(SaidEntry(entry.base, key, wanted))
-            follower.said_bytes += wanted.size_bytes
+            follower.add(SaidEntry(entry.base, key, wanted))
             by_follower = self.wanted.setdefault(key, {})
             said = by_follower.get(follower, wanted)  # two of its entries may lie in one object
             by_follower[follower] = Range(min(said.start, wanted.start), max(said.end, wanted.end))
@@ -330,10 +383,13 @@ class EntriesAhead:
         return min(2 * follower.ahead_bytes_max, self._read_ahead.front_bytes_max / len(self.said))
 
     def _unsay(self, follower: Follower, passed: SaidEntry) -> None:
-        follower.said_bytes -= passed.range.size_bytes
-        if any(entry.key == passed.key for entry in follower.entries):
-            return
         by_follower = self.wanted[passed.key]
+        following = next((entry for entry in follower.entries if entry.key == passed.key), None)
+        if following is not None:
+            said = by_follower[follower]
+            if said.start < passed.range.end <= following.range.start:
+                by_follower[follower] = Range(following.range.start, said.end)
+            return
         said = by_follower.pop(follower)
         self._blocks.release(passed.key, *said, wanted=by_follower.values())
         if not by_follower:
@@ -341,9 +397,8 @@ class EntriesAhead:
 
     def _forget(self, follower: Follower, *, is_gone: bool = True) -> None:
         """What it said counts no more. It is at no place. `is_gone`: it reads no more of what it is in, either."""
-        entries = follower.entries
-        while entries:
-            entry = entries.popleft()
+        while follower.entries:
+            entry = follower.pop()
             self._unsay(follower, entry)
             if is_gone:
                 self._blocks.leave(entry.key, *entry.range, wanted=self._ranges(entry.key))
@@ -362,10 +417,13 @@ class EntriesAhead:
     def _fetch_due(self, follower: Follower) -> None:
         ahead_bytes_max = min(follower.ahead_bytes_max, self._said_bytes_max(follower) * DUE_SHARE_MAX)
         ahead_bytes = 0
-        entries_max, follower.ahead_entries_max = follower.ahead_entries_max, self._limits.ahead_entries_max
+        objects_left, follower.ahead_objects_max = follower.ahead_objects_max, self._limits.ahead_objects_max
         gets_max = len(self._read_ahead) + self._limits.ahead_gets_per_follow_max
-        for entry in islice(follower.entries, entries_max):
-            if ahead_bytes >= ahead_bytes_max or len(self._read_ahead) >= gets_max:
+        key = ""
+        for entry in follower.entries:
+            objects_left -= entry.key != key
+            key = entry.key
+            if objects_left < 0 or ahead_bytes >= ahead_bytes_max or len(self._read_ahead) >= gets_max:
                 break
             if entry.base < follower.next_base:
                 continue  # it is in this one
@@ -412,10 +470,11 @@ class EntriesAhead:
             if one.end > end and not self._is_there(key, one):
                 end = one.end
         for one in reversed(others[:here]):
-            if start - one.end > gap_bytes_max or end - one.start > get_bytes_max:
+            if start - one.end > gap_bytes_max or max(end, one.end) - one.start > get_bytes_max:
                 break
-            if one.start < start and not self._is_there(key, one):
-                start = one.start
+            # It may have `wanted` in it: a follower wants several entries of an early object, and this is one of them.
+            if (one.start < start or one.end > end) and not self._is_there(key, one):
+                start, end = min(start, one.start), max(end, one.end)
         return Range(start, end)
 
     def _land(self, key: str, asked: Range, _task: "asyncio.Task[None]") -> None:

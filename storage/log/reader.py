@@ -559,7 +559,7 @@ class Reader:
         try:
             views = self._at_hand(entry)
             if views is None and not self._early.is_object_first(entry):
-                following = self._index.following_here(log, entry.last + 1, entries_max=self._limits.said_entries_max)
+                following = self._index.following_here(log, entry.last + 1, entries_max=self._limits.early_entries_per_read)
                 found = await self._early.fetch(log.keys, entry, following)
                 views = None if found is None else found.batches_of(entry)
             if views is not None:
@@ -636,7 +636,9 @@ class Reader:
         return run
 
     def _look_ahead(self, log: PartitionLog, source: Entry, *, is_through: bool, has_waited: bool) -> None:
-        entries_max = self._limits.said_entries_max
+        if is_through and not has_waited and self._entries_ahead.pass_on(log.partition, source):
+            return
+        entries_max = self._entries_ahead.entries_max(source)
         found = self._index.following_here(log, source.last + 1, entries_max=entries_max)
         following = [entry for entry in found if not entry.is_early or self._early.is_object_first(entry)]
         if following or (log.partition, source.base) in self._entries_ahead.said:
@@ -644,11 +646,17 @@ class Reader:
         end = (found[-1] if found else source).last + 1
         if len(found) < entries_max and end < log.seen.high_watermark and log not in self._looking_ahead:
             self._looking_ahead.add(log)
-            self._nursery.spawn(self._look_at_index(log, end), name="index-ahead")
+            self._nursery.spawn(self._look_at_index(log, end, entries_max - len(found)), name="index-ahead")
 
-    async def _look_at_index(self, log: PartitionLog, offset: int) -> None:
+    async def _look_at_index(self, log: PartitionLog, offset: int, entries_max: int) -> None:
         try:
-            await self._index.look_ahead(log, offset)
+            while entries_max > 0:
+                await self._index.look_ahead(log, offset)
+                found = self._index.following_here(log, offset, entries_max=entries_max)
+                if not found:
+                    break
+                entries_max -= len(found)
+                offset = found[-1].last + 1
         except StorageError:
             self._read_ahead.fail()
         finally:

@@ -450,12 +450,22 @@ async def test_what_is_here_or_on_its_way_is_not_fetched_ahead(objects: Objects)
         group.create_task(cached.read("a", 16, 40))
         await asyncio.sleep(0)
         missing = [cached.cache.missing_from("a", position, 100) for position in (0, 8, 16, 39, 40, 50)]
-        is_fetched = [await cached.cache.fetch_ahead("a", start, 100) for start in (0, 16, 39)]
+        is_fetched = [await cached.cache.fetch_ahead("a", start, 40) for start in (0, 16, 39)]
 
     assert missing == [40, 40, 40, 40, 40, 50]
     assert cached.cache.missing_from("a", 0, 30) == 30
     assert is_fetched == [False, False, False]
     assert objects.reads == [("a", 0, 16), ("a", 16, 40)]
+
+
+async def test_what_follows_that_which_is_on_its_way_is_fetched_ahead_without_it(objects: Objects) -> None:
+    cached = Cached(objects)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(cached.read("a", 16, 40))
+        await asyncio.sleep(0)
+        assert await cached.cache.fetch_ahead("a", 16, 64)
+
+    assert objects.reads == [("a", 16, 40), ("a", 40, 64)]
 
 
 async def test_a_read_that_comes_meanwhile_joins_what_is_fetched_ahead(objects: Objects) -> None:

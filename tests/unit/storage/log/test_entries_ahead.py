@@ -36,7 +36,7 @@ P = [PartitionId(TOPIC, number) for number in range(8)]
 
 SMALL = LogLimits(
     ahead_bytes=2 * SLICE,
-    first_entries_max=16,
+    first_objects_max=16,
     ahead_gets_per_follow_max=100,
     ahead_get_bytes_max=BLOCK,
     ahead_gap_bytes_max=0,
@@ -428,7 +428,7 @@ async def broker() -> AsyncIterator[Rig]:
 
 
 async def test_a_consumer_in_order_waits_for_no_object_but_its_first(broker: Rig) -> None:
-    limits = replace(SMALL, ahead_bytes=16 * KIB, ahead_entries_max=AHEAD, first_entries_max=AHEAD)
+    limits = replace(SMALL, ahead_bytes=16 * KIB, ahead_objects_max=AHEAD, first_objects_max=AHEAD)
     async with rig(
         limits=limits, shared=broker.shared, objects=broker.objects.inner, epoch=8, cache_bytes=96 * BLOCK, block_bytes=BLOCK
     ) as other:
@@ -534,7 +534,7 @@ async def test_a_consumer_that_has_waited_has_twice_as_much_in_front_of_it_from_
 async def test_no_more_entries_are_fetched_than_half_of_those_that_are_said() -> None:
     async with Nursery() as nursery:
         made = Following(
-            nursery, limits=replace(SMALL, ahead_bytes=100 * SLICE, said_entries_max=6, ahead_entries_max=3, first_entries_max=3)
+            nursery, limits=replace(SMALL, ahead_bytes=100 * SLICE, said_entries_max=6, ahead_objects_max=3, first_objects_max=3)
         )
         await made.follow(P[0], slices(0, range(12)))
         await made.follow(P[1], slices(1, range(12)))
@@ -548,7 +548,7 @@ async def test_no_more_entries_are_fetched_than_half_of_those_that_are_said() ->
 async def test_what_is_said_first_is_fetched_when_others_have_said_it_too() -> None:
     """Else each of many consumers that begin together would fetch its slices of the first objects alone."""
     async with Nursery() as nursery:
-        made = Following(nursery, limits=replace(SMALL, first_entries_max=1))
+        made = Following(nursery, limits=replace(SMALL, first_objects_max=1))
         for place in range(3):
             await made.follow(P[place], slices(place))
         at_first = list(made.gets)
@@ -692,11 +692,11 @@ async def test_entries_of_chunks_that_are_not_read_yet_are_found_out_ahead() -> 
             while end < 20:
                 end = await fetch(reader, end, bytes_max=1)
                 await until_done(ahead_of(reader))
-                known.append(len(reader.parts.reader._index.following_here(log, end, entries_max=DEFAULT_LIMITS.said_entries_max)))
+                known.append(len(reader.parts.reader._index.following_here(log, end, entries_max=DEFAULT_LIMITS.said_objects_max)))
             (follower,) = reader.parts.reader._entries_ahead.said.values()
 
-    assert min(known[3:]) == DEFAULT_LIMITS.said_entries_max > 16
-    assert len(follower.entries) == DEFAULT_LIMITS.said_entries_max
+    assert min(known[3:]) == DEFAULT_LIMITS.said_objects_max > 16
+    assert len(follower.entries) == DEFAULT_LIMITS.said_objects_max
 
 
 async def test_an_index_that_cannot_be_read_ahead_is_counted_and_keeps_nobody_from_reading() -> None:
