@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from compactor.collector import CollectionReport
 from compactor.plan import NO_LIMIT, RetentionLimits, TidyPolicy
@@ -23,7 +24,7 @@ from storage.log.limits import LogLimits
 from storage.metadata import keys as metadata_keys
 from storage.metadata.keys import EARLY_PREFIX, PartitionKeys
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.port import Put, WriteOp, WriteOutcome
+from storage.metadata.port import DeleteRange, NotApplied, Put, Unknown, WriteOp, WriteOutcome
 from storage.objects.memory import MemoryObjectStore
 from storage.recordbatch import parse_header
 from storage.vocabulary import PartitionId
@@ -42,10 +43,11 @@ MINUTES_S = 1_200.0
 
 
 class Holding:
-    """A metadata store in front of which the next change of a manifest is held, until it is let go."""
+    """A metadata store in front of which the next change of a manifest is held, or its answer is, until it is let go."""
 
-    def __init__(self, inner: MemoryMetadataStore) -> None:
+    def __init__(self, inner: MemoryMetadataStore, *, applies: bool = False) -> None:
         self._inner = inner
+        self._applies = applies
         self._is_free = asyncio.Event()
         self.holds = False
         self.held: asyncio.Future[Sequence[WriteOp]] = asyncio.get_running_loop().create_future()
@@ -55,9 +57,13 @@ class Holding:
 
     async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
         if self.holds and any(isinstance(op, Put) and not op.key.path.startswith(EARLY_PREFIX) for op in ops):
+            if self._applies:
+                await self._inner.write(ops)
             if not self.held.done():
                 self.held.set_result(ops)
             await self._is_free.wait()
+            if self._applies:
+                return Unknown("the answer was lost")
         return await self._inner.write(ops)
 
     def let_go(self) -> None:
@@ -224,14 +230,14 @@ async def test_a_request_of_a_killed_broker_that_lands_late_appends_once_or_neve
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "a compaction", "a collection", "a compaction and a collection", "its topic was deleted"])
-@pytest.mark.parametrize("is_sent", [True, False], ids=["on its way when it paused", "sent when it is awake"])
+@pytest.mark.parametrize("request_was", ["sent when it is awake", "on its way when it paused", "applied without an answer when it paused"])
 async def test_a_broker_that_was_paused_for_twenty_minutes_acknowledges_nothing_wrong_and_has_lost_nothing(
-    meanwhile: str, is_sent: bool
+    meanwhile: str, request_was: str
 ) -> None:
     """Its object is open all the time. What it was asked to commit is overdue when it wakes, or new."""
-    clock = SteppingClock()
+    clock, is_sent = SteppingClock(), request_was != "sent when it is awake"
     async with scene() as it:
-        holding = Holding(it.metadata)
+        holding = Holding(it.metadata, applies=request_was == "applied without an answer when it paused")
         async with it.broker(metadata=holding, clock=clock) as paused:
             assert await it.send(paused, b"first") == Appended(0, 0)
             if is_sent:
@@ -253,7 +259,8 @@ async def test_a_broker_that_was_paused_for_twenty_minutes_acknowledges_nothing_
             await paused.parts.appender.store_early()
 
             if meanwhile == "its topic was deleted":
-                assert isinstance(answer, StorageError)
+                # It was appended before the topic went, if it was applied.
+                assert isinstance(answer, Appended if request_was.startswith("applied") else StorageError)
                 assert isinstance(after, StorageError)
             else:
                 assert answer == Appended(1, 0)
@@ -266,6 +273,49 @@ async def test_a_broker_that_was_paused_for_twenty_minutes_acknowledges_nothing_
         assert [key for key in await it.objects() if key.startswith("wal/")] == []
         if meanwhile != "its topic was deleted":
             assert await it.payloads() == [b"first", b"second", b"third"]
+
+
+# Pages that a broker cannot delete
+
+
+class Undeleting:
+    """A metadata store that takes no range delete while it `refuses`."""
+
+    def __init__(self, inner: MemoryMetadataStore) -> None:
+        self._inner = inner
+        self.refuses = True
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def write(self, ops: Sequence[WriteOp]) -> WriteOutcome:
+        if any(isinstance(op, DeleteRange) for op in ops):
+            self.asked += 1
+            if self.refuses:
+                return NotApplied("away")
+        return await self._inner.write(ops)
+
+
+async def test_pages_that_a_broker_could_not_delete_are_said_once_and_left_to_a_collector() -> None:
+    limits = LogLimits(early_delete_after_s=0.0, early_delete_pause_s=0.0, early_pause_s=0.0, early_delete_tries=3)
+    async with scene() as it:
+        undeleting = Undeleting(it.metadata)
+        async with it.broker(metadata=undeleting, limits=limits) as broker:
+            with capture_logs() as events:
+                assert await it.send(broker, b"first") == Appended(0, 0)
+                await broker.parts.appender.store_early()
+            assert [event["event"] for event in events] == ["early_pages_not_deleted"]
+            assert (undeleting.asked, len(await it.pages())) == (3, 1)
+            undeleting.refuses = False
+            assert await it.send(broker, b"second") == Appended(1, 0)
+            await broker.parts.appender.store_early()
+
+            assert len(await it.pages()) == 1, "it forgets those of an object that it has given up"
+            assert await it.payloads() == [b"first", b"second"]
+            report = await it.collect()
+            assert (report.pages.deleted, await it.pages()) == (1, [])
+            assert await it.payloads() == [b"first", b"second"]
 
 
 # Clocks that are apart

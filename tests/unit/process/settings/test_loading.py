@@ -63,6 +63,20 @@ def test_a_named_file_takes_the_place_of_the_one_in_the_folder() -> None:
     assert (loaded.settings.log.level, loaded.settings.log.format, loaded.settings.broker.id) == ("info", "json", None)
 
 
+@pytest.mark.parametrize(("written", "bytes_per_s"), [("0B", 0), ("1B", 1), ("8KiB", 8 << 10), ("1GiB", 1 << 30)])
+def test_the_budget_of_early_batches_is_any_size_up_to_a_gibibyte_a_second(written: str, bytes_per_s: int) -> None:
+    storage = load(environ={}, assignments=[f"storage.early_bytes_per_second={written}"]).settings.storage
+
+    assert storage.early_bytes_per_second == bytes_per_s
+
+
+def test_a_budget_of_early_batches_beyond_a_gibibyte_a_second_is_refused() -> None:
+    (problem, *_) = problems_of(assignments=("storage.early_bytes_per_second=1025MiB",))
+
+    assert "storage.early_bytes_per_second" in problem
+    assert "1GiB" in problem
+
+
 def test_lists_and_numbers_may_be_written_as_yaml_has_them() -> None:
     Path("forebay.yaml").write_text(
         "kafka:\n  listeners:\n    - A://h:1\n    - B://h:2\nstorage:\n  flush_bytes: 1048576\nhttp:\n  insecure: yes\n"

@@ -13,7 +13,7 @@ from storage.catalog.format_level import Raising, raise_level
 from storage.catalog.identity import ClusterRecord, decode_cluster, open_cluster
 from storage.catalog.limits import DEFAULT_LIMITS, CatalogLimits
 from storage.errors import IncompatibleFormat, NotFound, OutcomeUnknown, Unavailable
-from storage.formats.levels import LEVEL_MAX
+from storage.formats.levels import LEVEL_MAX, LEVEL_OF_EARLY
 from storage.metadata import keys
 from storage.metadata.port import Record, WriteOp
 from tests.kit.faulty_metadata import Fault, FaultyMetadata, ManualClock, no_jitter
@@ -74,6 +74,27 @@ async def test_a_rolling_upgrade_raises_the_level_when_every_broker_knows_it_and
         await rolling.start(1, OLD)
     assert (await rolling.start(1, NEW)).level == 2
     assert {record.broker_id for record in await two.live()} == {1, 2}
+
+
+async def test_a_release_before_early_slices_is_waited_for_and_refused_once_batches_may_go_early() -> None:
+    rolling, before = Rolling(), LEVEL_OF_EARLY - 1
+    old, new = await rolling.start(1, before), await rolling.start(2, LEVEL_OF_EARLY)
+    waiting = await rolling.upgrade(level_max=LEVEL_OF_EARLY)
+    mixed = old.level, new.level
+    await old.deregister()
+    raised = await rolling.upgrade(level_max=LEVEL_OF_EARLY)
+
+    assert waiting.problem == (
+        "the format level stays at 4: not every broker knows 5. "
+        "Upgrade and restart first: 1 at PLAINTEXT://broker-1:9092 (release 0.1, level 4)"
+    )
+    assert mixed == (before, before)
+    assert (raised.problem, raised.before, raised.level) == (None, before, LEVEL_OF_EARLY)
+    with pytest.raises(IncompatibleFormat, match=r"at format level 5, this forebay \(.*\) knows up to 4: use a newer forebay"):
+        await rolling.start(1, before)
+    lowered = await rolling.upgrade(before, level_max=LEVEL_OF_EARLY)
+    assert lowered.problem is not None
+    assert (await rolling.cluster()).level == LEVEL_OF_EARLY
 
 
 async def test_a_new_cluster_is_at_the_level_of_the_release_that_made_it() -> None:

@@ -167,6 +167,19 @@ def test_a_field_more_of_where_early_batches_lie_is_refused(kind: str, list_name
         decode(record_of({**value, list_name: [[*EARLY_ENTRY[:3], batches, *EARLY_ENTRY[4:]]]}))
 
 
+@pytest.mark.parametrize("kind", ["manifest with an early entry", "index chunk with an early entry"])
+def test_a_release_before_early_slices_says_that_a_newer_one_wrote_the_record(kind: str) -> None:
+    """Its decoder meets an object where it knows arrays and texts."""
+    known = levels.FORMATS[levels.LEVEL_OF_EARLY - 1]["manifest, index chunk, producer state"]
+    data = record_of(RECORDS[kind][1]).value
+    met = msgspec.ValidationError("Expected `array | str`, got `object` - at `$.pending[0][3]`")
+
+    refused = levels.undecodable(met, data, known=known, path="llog/x")
+
+    assert isinstance(refused, IncompatibleFormat)
+    assert str(refused).startswith("written by format 4, this program knows up to 3: key='llog/x'")
+
+
 @pytest.mark.parametrize(("kind", "field"), [("manifest", "log_state"), ("topic", "state")])
 def test_a_name_that_is_not_known_is_refused(kind: str, field: str) -> None:
     decode, value = RECORDS[kind]
