@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from compactor.collector import CollectionReport, Collector, CollectorPolicy, Judged, UnusedCandidate
+from compactor.collector import CollectionReport, Collector, CollectorPolicy, Judged, ObjectsMissing, UnusedCandidate
 from compactor.compaction import Compaction, CompactionEnd, Round, RoundPolicy, only
 from compactor.merge import Merging
 from compactor.plan import NO_LIMIT, CompactionPolicy, MergePolicy, RetentionLimits, TidyPolicy
@@ -322,7 +322,7 @@ class SimPurge(Purge):
         await super()._purge_partition(partition, *args)
 
 
-class _SimCollector(Collector):
+class SimCollector(Collector):
     """It often leaves out the look that only saves work, so that the certain one decides."""
 
     chance: random.Random
@@ -470,7 +470,7 @@ class SimCompactor:
         limits = self._ground.compactor_limits
         references = References(metadata, session=session, ids=ids, entropy=self._chance.randbytes, limits=limits)
         deletions = Deletions(metadata, objects, ids=ids, clock=clock, entropy=self._chance.randbytes)
-        collector = _SimCollector(
+        collector = SimCollector(
             metadata=metadata,
             objects=objects,
             references=references,
@@ -482,7 +482,7 @@ class SimCompactor:
         collector.chance = self._chance
         try:
             await collector.cycle(done := CollectionReport())
-        except MetadataWentBack as error:
+        except (MetadataWentBack, ObjectsMissing) as error:
             self._ground.history.violation(f"false alarm: {error}")
             return
         except StorageError as error:

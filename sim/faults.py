@@ -152,6 +152,8 @@ class ObjectFaults(FaultPlan):
 
     def __init__(self, chance: random.Random, temper: Temper, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(chance, temper, loop)
+        self.lied_about: set[str] = set()
+        """The objects that were damaged or missing in an answer alone."""
         self._lies = {
             fault: chance.choice((0.0, 0.0, 0.05, 0.3)) if temper.profile.rate_max else 0.0 for fault in (Fault.DAMAGED, Fault.MISSING)
         }

@@ -15,7 +15,7 @@ from storage.formats.manifest import Early, Entry, EntrySource, LogState, Manife
 from storage.formats.segment import HEADER_BYTES, decode_footer, decode_header, segment_key
 from storage.formats.wal import object_key
 from storage.limits import EARLY_PAGE_BYTES_MAX
-from storage.metadata.keys import PartitionKeys, early_page, place_of_page
+from storage.metadata.keys import PartitionKeys, early_page, early_pages, place_of_page, shard_keys
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.port import Key
 from storage.objects.memory import MemoryObjectStore
@@ -136,6 +136,12 @@ async def unlike_their_objects(pages: Mapping[str, bytes], objects: KeptObjects)
         for where in (objects, objects.deleted):
             wrong += await _differing(where, page)
     return wrong
+
+
+async def pages_left(metadata: MemoryMetadataStore) -> list[str]:
+    """The early pages that are there when all partitions are compacted and all is collected: nobody reads or deletes them any more."""
+    listed = [await metadata.list(*early_pages(key)) for key in shard_keys(metadata.shard_of)]
+    return [f"fsck: an early page is left behind: {path}" for paths in listed for path in paths]
 
 
 async def left_behind(metadata: MemoryMetadataStore, objects: MemoryObjectStore, partition: PartitionId, manifest: Manifest) -> list[str]:

@@ -22,6 +22,13 @@ class KeptObjects(MemoryObjectStore):
         super().__init__(clock=clock)
         self.deleted = MemoryObjectStore(clock=clock)
 
+    async def copy(self) -> "KeptObjects":
+        """Another store with the same objects. What was deleted is not in it."""
+        copied = KeptObjects(clock=self._clock)
+        async for stat in self.list(""):
+            await copied.put_if_absent(stat.key, [await self.get_range(stat.key, 0, stat.size_bytes)])
+        return copied
+
     async def delete_many(self, keys: Sequence[str]) -> None:
         for key in keys:
             with contextlib.suppress(NotFound, AlreadyExists):  # one whose put came late is deleted twice
@@ -79,6 +86,8 @@ class SimObjects:
     async def get_range(self, key: str, start: int, end: int) -> bytes:
         """What is damaged, or missing, is so in this answer alone."""
         fault = self._plan.of_get()
+        if fault in (Fault.DAMAGED, Fault.MISSING):
+            self._plan.lied_about.add(key)
         await self._ask("get_range", fault)
         if fault is Fault.MISSING:
             raise NotFound(f"missing: op=get_range key={key!r}")

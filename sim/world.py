@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from structlog.testing import capture_logs
 
@@ -25,6 +25,7 @@ from sim.objects import KeptObjects
 from sim.producers import IdempotentProducer, Producer
 from sim.readers import EndAsker, SimReader
 from sim.themes import Crowd, Theme, theme_of
+from sim.upkeep import LastUpkeep
 from storage.catalog.collections import Deletions
 from storage.catalog.topics import Topic, Topics
 from storage.formats.manifest import Manifest, decode_manifest
@@ -43,7 +44,7 @@ SERVED_S: Final = 40.0
 ASKED_MAX: Final = 20
 PURGES_MAX: Final = 100
 SHARDS: Final = (1, 2, 2, 4)
-"""Bytes that commits of a broker may carry before they have to be compacted: a few batches."""
+ALARMS: Final = frozenset({"data_damaged", "data_missing"})
 COMPACTORS: Final = (0, 0, 1, 2, 3)
 
 
@@ -86,14 +87,16 @@ def run_seed(plan: Plan, *, show: Callable[[str], None] | None = None) -> Report
     loop.set_exception_handler(failed)
     theme = theme_of(chance, plan.faults, name=plan.theme)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(capture_logs())
+        logged = stack.enter_context(capture_logs())
         stack.enter_context(no_collection_of_cycles())
         stack.enter_context(stable_order())
         runner = stack.enter_context(asyncio.Runner(loop_factory=lambda: loop))
+        world = _World(plan, theme, chance, history, loop)
         try:
-            runner.run(_World(plan, theme, chance, history, loop).run())
+            runner.run(world.run())
         except Deadlock as error:
             history.violation(f"deadlock: {error}")
+        world.judge_alarms(logged)
     appends = sum(sent.acked is not None for sent in history.sent)
     return Report(plan.seed, history.violations, history.digest(), history.turns, loop.time(), appends, len(history.seen))
 
@@ -144,7 +147,7 @@ class _World:
     async def run(self) -> None:
         self._topic = await self._create_steady()
         metadata_plan = FaultPlan(self._child(), self._theme.metadata, self._loop)
-        objects_plan = ObjectFaults(self._child(), self._theme.objects, self._loop)
+        objects_plan = self._objects_plan = ObjectFaults(self._child(), self._theme.objects, self._loop)
         self._loop.watch(self._check_accounts)
         restoring = None
         if self._compactor_chances and (self._duties.collected_rate or self._duties.purged_rate):
@@ -216,8 +219,16 @@ class _World:
         for compactor in compactors:
             await compactor.recover()  # what came late: an attempt that was noted long ago is found by the next cycle
         await self._judge(nemesis, remembered)
+        await self._tidy_up()
         if restoring is not None:
             await restoring.run()
+
+    def judge_alarms(self, logged: Sequence[Mapping[str, Any]]) -> None:
+        """An alarm about the bytes of an object is false unless the object store gave a wrong answer about it."""
+        alarms = {one["object"]: one for one in logged if one["event"] in ALARMS}
+        for key, alarm in alarms.items():
+            if key not in self._objects_plan.lied_about:
+                self._history.violation(f"false alarm: {alarm['event']}: {alarm['partition']} offset={alarm['offset']} {alarm['cause']}")
 
     def _check_accounts(self) -> None:
         for broker in self._brokers:
@@ -390,6 +401,17 @@ class _World:
             return self._theme.may_have_expired(sent_s, self._loop.time())
 
         for text in (*check(self._history, logs), *forgotten(logs, remembered, may_have_expired)):
+            self._history.violation(text)
+
+    async def _tidy_up(self) -> None:
+        """On a copy: what is put back afterwards, and what deletes then, has none of it."""
+        if self._history.violations:
+            return  # nothing is to be learned from it
+        records = SharedRecords(clock=self._clock, shards=self._shards.count)
+        records.put_back(self._records.copy())
+        chance = random.Random(f"last upkeep {self._seed}")
+        upkeep = LastUpkeep(records, chance, limits=self._theme.compactor, log_limits=self._theme.log_limits)
+        for text in await upkeep.run(self._objects):
             self._history.violation(text)
 
     def _manifest_of(self, partition: PartitionId) -> Manifest | None:
