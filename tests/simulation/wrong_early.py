@@ -44,7 +44,8 @@ def deletes_pages_before_the_object_is_stored() -> Iterator[None]:
     """Model: F-early-first."""
 
     async def store(self: EarlyObjects, sealed: EarlyObject, trigger: str) -> None:
-        await self._delete(sealed.object_id, sealed.pages.values())
+        for shard, pages in sealed.pages.items():
+            await self._delete(sealed.object_id, shard, pages)
         await STORE(self, sealed, trigger)
 
     with mock.patch.object(EarlyObjects, "_store", store):
