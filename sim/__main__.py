@@ -13,7 +13,7 @@ VIOLATIONS_SHOWN_MAX: Final = 10
 WORLDS: Final = ("log", "groups")
 ALL: Final = "all"
 FAULTS: Final = ("none", "usual", "harsh")
-THEMES: Final = ("usual", "passing", "spilling", "churning", "stubborn", "trimming")
+THEMES: Final = ("usual", "sharing", "passing", "spilling", "churning", "stubborn", "trimming")
 
 
 def main(arguments: Sequence[str]) -> int:

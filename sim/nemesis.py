@@ -36,6 +36,8 @@ DOWN_S: Final = (0.0, 0.5, 3.0)
 KINDS: Final = ("crash", "crash", "pause", "session", "outage", "clock", "floor", "silence", "depose", "depose", "trim", "grow")
 CHURN: Final = ("session", "crash", "crash", "pause", "pause")
 """Brokers come and go, and nothing else is wrong but their requests."""
+CRASHES: Final = ("crash", "crash", "outage", "floor", "depose")
+"""Brokers die, and stores are away."""
 UNTIMED: Final = tuple(kind for kind in KINDS if kind not in ("clock", "pause"))
 """No clock jumps and no broker stalls."""
 OUTAGES: Final = ("objects away",)

@@ -13,7 +13,7 @@ from broker.limits import DEFAULT_FETCH_LIMITS, FetchLimits
 from compactor.limits import DEFAULT_LIMITS as COMPACTOR_LIMITS
 from compactor.limits import CompactorLimits
 from sim.faults import PROFILES, Fault, Profile, Temper
-from sim.nemesis import CHURN, KINDS, OUTAGES, UNTIMED
+from sim.nemesis import CHURN, CRASHES, KINDS, OUTAGES, UNTIMED
 from sim.producers import START_S_MAX, Style
 from storage.log.decide import PRODUCER_EXPIRATION_MS
 from storage.log.limits import DEFAULT_LIMITS, LogLimits
@@ -79,6 +79,11 @@ def small_log(limits: LogLimits) -> LogLimits:
         dead_writers_look_every_s=0.2,
         dead_writers_kept_max=1,
     )
+
+
+def long_early_objects_log(limits: LogLimits) -> LogLimits:
+    """An early object is open for long, and takes in slices of all partitions."""
+    return replace(limits, early_object_bytes=16_000, early_waiting_bytes_max=48_000, early_slices_max=200, early_age_s=6.0)
 
 
 def tight_log(limits: LogLimits) -> LogLimits:
@@ -176,9 +181,9 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """`has_leaders`: a producer knows one broker, and asks no other. `nemesis_s`: mean time between two strikes of `kinds`, and `faults_s`
-    how long they go on, at least and at most. `expiration_ms`: how long brokers remember a producer that appends nothing. `skews_ms`: by
-    how much their wall clocks are wrong.
+    """`has_leaders`: a producer knows one broker, and asks no other. `is_early`: all that may go early does. `nemesis_s`: mean time between
+    two strikes of `kinds`, and `faults_s` how long they go on, at least and at most. `expiration_ms`: how long brokers remember a producer
+    that appends nothing. `skews_ms`: by how much their wall clocks are wrong.
     """
 
     name: str
@@ -190,6 +195,7 @@ class Theme:
     objects: Temper
     log_limits: LogLimits = DEFAULT_LIMITS
     is_wide: bool = False
+    is_early: bool = False
     has_fleeting: bool = False
     has_leaders: bool = False
     styles: tuple[Style, ...] = (Style.JAVA, Style.LIBRDKAFKA)
@@ -208,8 +214,8 @@ class Theme:
         return sent_s + (self.expiration_ms - lead_ms) / 1_000 <= now_s
 
 
-NAMES: Final = ("usual", "passing", "spilling", "churning", "stubborn", "trimming")
-_SHARES: Final = (0.56, 0.62, 0.80, 0.92, 0.96)
+NAMES: Final = ("usual", "sharing", "passing", "spilling", "churning", "stubborn", "trimming")
+_SHARES: Final = (0.50, 0.56, 0.62, 0.80, 0.92, 0.96)
 """Below which of these the number drawn is, says which theme it is; the last one otherwise."""
 
 
@@ -219,6 +225,8 @@ def theme_of(chance: random.Random, faults: str, *, name: str | None = None) -> 
     drawn = NAMES[bisect_right(_SHARES, chance.random())]
     usual = _usual(chance, profile)
     match (name or drawn) if profile.rate_max else "usual":
+        case "sharing":
+            return _sharing(chance, usual)
         case "passing":
             return _passing(usual)
         case "spilling":
@@ -279,6 +287,20 @@ def _spilling(usual: Theme) -> Theme:
         metadata=replace(usual.metadata, is_sluggish=True, rates={Fault.SLOW: SPILL_SLOW_RATE}),
         has_fleeting=False,
         compactor=small_compactor(usual.compactor),
+    )
+
+
+def _sharing(chance: random.Random, usual: Theme) -> Theme:
+    """Many partitions have places in the same early objects, and brokers die before these are stored."""
+    return replace(
+        usual,
+        name="sharing",
+        log_limits=long_early_objects_log(usual.log_limits),
+        crowd=Crowd(chance.randint(8, 12), 10, 0.5, (0.1, 0.3, 0.8)),
+        kinds=CRASHES,
+        is_wide=True,
+        is_early=True,
+        has_fleeting=False,
     )
 
 

@@ -45,6 +45,7 @@ ASKED_MAX: Final = 20
 PURGES_MAX: Final = 100
 SHARDS: Final = (1, 2, 2, 4)
 ALARMS: Final = frozenset({"data_damaged", "data_missing"})
+ALL_EARLY: Final = EarlySettings(1_000_000.0)
 COMPACTORS: Final = (0, 0, 1, 2, 3)
 
 
@@ -168,7 +169,7 @@ class _World:
                 has_fixed_ids=has_fixed_ids,
                 producer_expiration_ms=self._theme.expiration_ms,
                 skews_ms=self._theme.skews_ms,
-                early=early_of(self._seed),
+                early=(ALL_EARLY,) if self._theme.is_early else early_of(self._seed),
                 fetch_limits=self._theme.fetch_limits,
                 compactor_limits=self._theme.compactor,
                 log_limits=self._theme.log_limits,
