@@ -89,6 +89,7 @@ COMMON: Final = (
     WrongPart(wrong_pages.stores_the_object_of_another_from_the_pages_it_finds, compactors=2, duties="compact"),
     WrongPart(wrong_pages.collects_orphans_by_their_age, compactors=2, duties="collect"),
     WrongPart(wrong_pages.looks_in_one_partition_of_an_object_in_pieces, theme="sharing", compactors=2, duties="collect"),
+    WrongPart(wrong_pages.deletes_no_page),
     WrongPart(wrong_pages.deletes_the_pages_that_it_compacts_before_its_cas, compactors=2, duties="compact"),
     WrongPart(wrong_pages.goes_on_behind_an_entry_that_it_does_not_find_at_once),
     WrongPart(wrong_compactor.forgets_the_segment_before, compactors=2, duties="compact"),

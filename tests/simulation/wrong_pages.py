@@ -117,7 +117,7 @@ def _are_pages(candidates: Sequence[UnusedCandidate]) -> bool:
 
 
 @contextlib.contextmanager
-def leaves_the_pages_of_a_stored_object() -> Iterator[None]:
+def deletes_no_page() -> Iterator[None]:
     """Nothing is lost by it, and the metadata store fills up."""
 
     async def delete(self: PageSweep, pages: Sequence[FoundPage]) -> list[FoundPage]:
