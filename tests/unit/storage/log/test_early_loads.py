@@ -297,3 +297,30 @@ def test_batches_go_early_from_the_moment_the_level_is_raised_and_the_order_is_t
             assert len(await broker.read_all()) == len(answers) * (HEADER_BYTES + RECORD_BYTES)
 
     in_virtual_time(scenario)
+
+
+# Catching up
+
+
+@pytest.mark.parametrize("size", [1_100, 5_000])
+async def test_a_consumer_that_catches_up_reads_an_early_object_with_few_gets(size: int) -> None:
+    """A batch of it at a time: each is an entry of its own, and the next ones lie beside it."""
+    count, objects = 400, CountedGets(clock=SystemClock())
+    async with (
+        rig(objects=objects, early=EARLY, flush=FlushSettings(interval_s=60.0, gather_s=60.0)) as broker,
+        rig(shared=broker.shared, objects=objects, epoch=8, cache_bytes=32 * MIB, block_bytes=MIB) as reader,
+    ):
+        for _ in range(count):
+            await broker.send(of_size(size))
+        await broker.parts.appender.store_early()
+        log = reader.parts.partitions.get(PARTITION)
+        await reader.parts.manifest_reads.refresh([log])
+        objects.gets, offset, found = 0, 0, b""
+        while offset < count:
+            run = await reader.parts.reader.stored_within(log, offset, bytes_max=MIB, at_least_one=True, is_in_order=True)
+            assert run is not None
+            found, offset = found + bytes(run.buffer), run.last + 1
+            await asyncio.sleep(0)
+
+        assert objects.gets < count / 10
+        assert found == await broker.read_all()
