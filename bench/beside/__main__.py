@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from bench import results
 from bench.beside import documents
-from bench.beside.loads import LOADS, OURS, TARGETS, WORKERS
+from bench.beside.loads import LOADS, OURS, SIZES, TARGETS, WORKERS
 from bench.beside.report import SCHEMA, BesideReport, FailureReport, table
 from bench.beside.running import BesidePlan, MeasuredRuns, run_loads
 from bench.results import count, positive
@@ -26,7 +26,7 @@ REPEATS: Final = 3
 def main(arguments: Sequence[str]) -> int:
     given = _parse(arguments)
     plan = BesidePlan(
-        loads=[load for load in LOADS if not given.only or load.name in given.only],
+        loads=[load for load in (*LOADS, *SIZES) if load.name in given.only] if given.only else list(LOADS),
         targets=[target for target in (*OURS, *WORKERS) if target in given.targets],
         scale=given.scale,
         repeats=given.repeats,
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _renew_documents(report: BesideReport, plan: BesidePlan) -> None:
-    if len(plan.loads) < len(LOADS) or set(plan.targets) != set(OURS):
+    if plan.loads != list(LOADS) or set(plan.targets) != set(OURS):
         print("The page and the chart are left as they are: they show every load on every target of theirs.", file=sys.stderr)
         return
     documents.write_report(report, documents.REPORT)
@@ -84,7 +84,7 @@ def _report(
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    names = [load.name for load in LOADS]
+    names = [load.name for load in (*LOADS, *SIZES)]
     parser = argparse.ArgumentParser(
         prog="python -m bench.beside", description="Put the same loads on Apache Kafka and on Forebay, in turns. See bench/README.md."
     )

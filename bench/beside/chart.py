@@ -25,7 +25,7 @@ COLOURS: Final = {
     TITLES[S3_30_MS]: "#cf4446",
     TITLES[S3_100_MS]: "#8c2162",
 }
-_SIZE_INCHES: Final = (10.0, 10.8)
+_SIZE_INCHES: Final = (10.0, 8.8)
 _BAR_HEIGHT: Final = 0.19
 _ROOM_RIGHT: Final = 1.16
 """Times the greatest ratio: behind it is its figure."""
@@ -86,7 +86,7 @@ def _draw_ratios(axes: Axes, groups: Sequence[BarGroup]) -> None:
 
 
 def _draw_latencies(axes: Axes, lines: Sequence[LatencyLine]) -> None:
-    _quiet(axes, "200 records of 1 KiB a second, from end to end: p50 (●) and p99 (○) in ms, on a logarithmic scale")
+    _quiet(axes, "200 records a second, from end to end: p50 (●) and p99 (○) in ms, on a logarithmic scale")
     for row, line in enumerate(lines):
         colour = COLOURS[line.target]
         p50, p99 = line.p50_ms.median, line.p99_ms.median

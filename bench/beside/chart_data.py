@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from bench.beside.loads import DRAWN_LATENCY, OURS, TARGETS, TITLES, LoadKind
+from bench.beside.loads import OURS, TARGETS, TITLES, LoadKind
 from bench.beside.report import BesideReport, Spread, TargetReport
 
 _DIGITS: Final = 6
@@ -45,7 +45,7 @@ def chart_data(report: BesideReport) -> ChartData:
     lines = [
         LatencyLine(target=TITLES[name], p50_ms=_rounded(target.summary["p50_ms"]), p99_ms=_rounded(target.summary["p99_ms"]))
         for load in report.loads
-        if load.name == DRAWN_LATENCY
+        if load.kind is LoadKind.LATENCY
         for name in TARGETS
         if (target := load.target(name))
     ]

@@ -114,8 +114,8 @@ def _method() -> str:
         "synced to files, or what S3 and Oxia have taken.",
         "Forebay": "`forebay serve` has its defaults, but no compactor beside it. It flushes every 5 ms to files and every 250 ms to S3: "
         "a PUT that takes less than that is a part of this wait, 512 KiB of producers that wait for it go after 20 ms, and what producers "
-        "send once they were answered after 5. Small and medium batches are committed early and wait for no PUT, as far as "
-        "`storage.early_bytes_per_second` goes: 32 MiB/s over SQLite, 4 MiB/s over Oxia.",
+        "send once they were answered after 5. What a partition is sent up to 1 KiB travels in its commit, and waits for no flush and "
+        "no PUT.",
         "S3": "versitygw is the next process and does not sync; a proxy in a process of its own, before it, holds back every answer for "
         f"{delays} ms.",
         "Reading": "A topic is written before each measurement and read from its beginning: Kafka has it in the page cache, Forebay the "

@@ -182,7 +182,7 @@ class LogLimits:
     early_kept_bytes_max: int = 8 * MIB
     """Over all partitions."""
     early_entries_per_read: int = 32
-    """Of which pages are asked for with one read."""
+    """Entries whose pages are asked for with one read."""
     early_read_bytes_max: int = 1 * MIB
     """What one read brings of the entries that follow."""
     early_stored_kept_max: int = 4_096

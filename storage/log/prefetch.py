@@ -218,7 +218,7 @@ class Follower:
         self.said_bytes = 0
         self.ahead_bytes_max = ahead_bytes_max
         self.object_count = 0
-        """Of runs of entries in one object."""
+        """The runs of entries in one object."""
         self.ahead_objects_max = ahead_objects_max
         self.coming_base = -1
         """Up to this entry all is here or on its way, unless it was evicted."""
@@ -309,7 +309,7 @@ class EntriesAhead:
         return min(self._limits.said_entries_max, max(self._limits.said_objects_max, int(room_bytes / (end - start))))
 
     def pass_on(self, partition: PartitionId, source: Entry) -> bool:
-        """A consumer in order has read the entry `source` to its end. False: nothing was done, `follow` has to be told what follows.
+        """A consumer in order has read the entry `source` to its end. False: nothing was done, and `follow` is to be called.
 
         An object that was committed early has many entries of a partition. While half of what was said of them is still to come, nothing
         more needs to be said.

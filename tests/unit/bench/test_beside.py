@@ -115,7 +115,7 @@ def test_the_words_of_a_load_are_those_of_forebay_bench(load: BesideLoad) -> Non
 def test_scale_multiplies_records_and_seconds() -> None:
     assert load_words(PRODUCE, KAFKA, 0.5) == ["produce", "--record-bytes", "1024", "--records", "500000"]
     assert load_words(REQUESTS, S3, 0.0001) == ["requests", "--records", "1"]
-    assert load_words(E2E, FILES, 0.3) == ["e2e", "--rate", "200", "--record-bytes", "100", "--seconds", "3"]
+    assert load_words(E2E, FILES, 0.3) == ["e2e", "--rate", "200", "--seconds", "3"]
     assert load_words(E2E, FILES, 0.001)[-1] == "0.5"
 
 
