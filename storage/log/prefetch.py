@@ -306,13 +306,12 @@ class EntriesAhead:
             return self._limits.said_objects_max
         start, end = source.extent
         room_bytes = min(2 * self._limits.ahead_bytes, self._read_ahead.front_bytes_max / max(1, len(self.said)))
-        return min(self._limits.said_entries_max, max(self._limits.said_objects_max, int(room_bytes / (end - start))))
+        return min(self._limits.said_entries_max, max(self._limits.said_objects_max, int(room_bytes / max(1, end - start))))
 
     def pass_on(self, partition: PartitionId, source: Entry) -> bool:
-        """A consumer in order has read the entry `source` to its end. False: nothing was done, and `follow` is to be called.
+        """A consumer in order has read the entry `source` to its end. False: nothing was done; call `follow`.
 
-        An object that was committed early has many entries of a partition. While half of what was said of them is still to come, nothing
-        more needs to be said.
+        An early object has many entries of a partition. While half of what was said of them is here or on its way, no more is said.
         """
         place = partition, source.base
         follower = self.said.get(place)

@@ -17,7 +17,7 @@ import pytest
 import typer
 
 from bench.__main__ import CASES
-from bench.beside.loads import LOADS, TARGETS, WORKERS
+from bench.beside.loads import LOADS, SIZES, TARGETS, WORKERS
 from forebay.cli import application
 
 ROOT: Final = Path(__file__).parents[2]
@@ -125,7 +125,7 @@ def _python(words: list[str]) -> str | None:
         case ["-m", "bench", *rest]:
             return _bench(rest, "--only", "case", {case.name for case in CASES})
         case ["-m", "bench.beside", *rest]:
-            return _bench(rest, "--only", "load", {load.name for load in LOADS}) or _bench(
+            return _bench(rest, "--only", "load", {load.name for load in (*LOADS, *SIZES)}) or _bench(
                 rest, "--targets", "target", {*TARGETS, *WORKERS}
             )
         case ["-m", module, *_]:
