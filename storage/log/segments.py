@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from runtime.lru import LruCache
 from runtime.singleflight import SingleFlight
 from storage.cache.blocks import BlockCache, RangeSource
-from storage.errors import Corrupt
+from storage.errors import Corrupt, IncompatibleFormat
 from storage.formats.manifest import SegmentEntry
 from storage.formats.segment import (
     SegmentFooter,
@@ -155,7 +155,8 @@ class SegmentReader:
                     f"a segment covers other offsets than its entry says: object={key!r} partition={partition} "
                     f"entry={entry.base}..{entry.last} footer={footer.base}..{footer.last}"
                 )
-        except Corrupt:
+        except (Corrupt, IncompatibleFormat):
+            # A format that we do not know may be a byte that was damaged on its way: whoever asks next is to read it again.
             self._blocks.drop_damaged(key, views)
             raise
         self._footers.put(entry.object_id, footer)
