@@ -76,7 +76,7 @@ def _topic(load: BesideLoad, target: OpenTarget, scale: float) -> Iterator[list[
 
 
 def run_bench(target: OpenTarget, words: Sequence[str]) -> dict[str, Any]:
-    """What `forebay bench` with these words wrote. Raise `LoadFailed`."""
+    """Run `forebay bench` with these words, and return what it wrote. Raise `LoadFailed`."""
     said = _forebay(target, ["bench", *words, "--json"])
     try:
         found: dict[str, Any] = json.loads(said)

@@ -94,7 +94,7 @@ class Scene:
         return broker.send(batch_bytes(payload=payload), partition=self.partition)
 
     async def payloads(self) -> list[bytes]:
-        """What a broker reads that has read nothing before; the offsets are dense."""
+        """Read as a broker that has read nothing before; the offsets are dense."""
         async with self.broker(epoch=9) as reader:
             log = reader.parts.partitions.get(self.partition)
             await reader.parts.manifest_reads.refresh([log])
@@ -154,7 +154,7 @@ LATE = ["its object was stored", "its pages were deleted", "a compaction", "a co
 
 
 async def goes_on(it: Scene, broker: Rig, until: str) -> None:
-    """What happens before a request lands."""
+    """An event before a request lands."""
     if until == "its object was stored":
         storing = asyncio.get_running_loop().create_task(broker.parts.appender.store_early())
         async with asyncio.timeout(25):

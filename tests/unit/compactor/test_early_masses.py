@@ -66,7 +66,7 @@ class Rubbish:
 
 
 @pytest.mark.parametrize("kind", ["what is no page", "whole pages without an entry"])
-async def test_of_a_million_rubbish_pages_a_cycle_reads_a_bounded_number_and_a_bounded_number_of_bytes(kind: str) -> None:
+async def test_a_cycle_reads_a_bounded_number_of_a_million_rubbish_pages_and_of_their_bytes(kind: str) -> None:
     page = b"rubbish" if kind == "what is no page" else encode_page([ONE], bytes(EARLY_PAGE_BYTES_MAX))
     of_bytes = DEFAULT_LIMITS.early_pages_cycle_bytes_max + DEFAULT_LIMITS.early_pages_read_bytes_max
     pages_max = min(CYCLE_OBJECTS_MAX, of_bytes // len(page) + 2)

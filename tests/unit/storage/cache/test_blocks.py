@@ -458,7 +458,7 @@ async def test_what_is_here_or_on_its_way_is_not_fetched_ahead(objects: Objects)
     assert objects.reads == [("a", 0, 16), ("a", 16, 40)]
 
 
-async def test_what_follows_that_which_is_on_its_way_is_fetched_ahead_without_it(objects: Objects) -> None:
+async def test_a_fetch_ahead_whose_head_is_on_its_way_brings_the_rest(objects: Objects) -> None:
     cached = Cached(objects)
     async with asyncio.TaskGroup() as group:
         group.create_task(cached.read("a", 16, 40))

@@ -42,7 +42,7 @@ async def test_objects_that_are_late_are_found_once_each_whatever_shards_their_p
     assert await find_unstored(*stores, before_ms=LATE_MS) == Unstored([late, later], is_all=True)
 
 
-async def test_of_very_many_the_oldest_are_looked_at() -> None:
+async def test_the_oldest_are_looked_at_where_there_are_very_many() -> None:
     ids = [object_of(10, number) for number in range(LOOKED_AT_MAX + 1)]
     stores = await made(*ids)
 
@@ -66,7 +66,7 @@ async def test_a_record_that_is_no_page_is_passed_over() -> None:
         (Unstored([object_of(NOW_MS - 600_000)], is_all=False), FindingStatus.WARNING, "for 10 min: their broker cannot reach"),
     ],
 )
-def test_what_is_late_is_a_warning_that_names_the_oldest_and_what_to_do(found: Unstored, verdict: FindingStatus, words: str) -> None:
+def test_a_late_object_is_a_warning_that_names_the_oldest_and_what_to_do(found: Unstored, verdict: FindingStatus, words: str) -> None:
     finding = of_unstored(found, now_ms=NOW_MS)
 
     assert finding.verdict is verdict
